@@ -1,0 +1,1 @@
+"""Functional regularisation of memorable past: continual learning for any PyTorch model."""
