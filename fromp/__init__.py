@@ -1,1 +1,34 @@
 """Functional regularisation of memorable past: continual learning for any PyTorch model."""
+
+from fromp.errors import CheckpointError, DataError, DerivativeError, FrompError, KernelError
+from fromp.gp import Prediction
+from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
+from fromp.methods.fromp import FROMP
+from fromp.prior import FullKernel, IdentityKernel
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FROMP",
+    "GLM",
+    "Bernoulli",
+    "Categorical",
+    "CheckpointError",
+    "DataError",
+    "DerivativeError",
+    "FrompError",
+    "FullKernel",
+    "Gaussian",
+    "IdentityKernel",
+    "KernelError",
+    "Likelihood",
+    "Memory",
+    "Poisson",
+    "Prediction",
+    "least_memorable",
+    "memorability",
+    "per_class",
+    "random_score",
+    "top",
+]

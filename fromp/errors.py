@@ -1,0 +1,21 @@
+"""What can go wrong, by name. Every message names the value, the limit and the way out."""
+
+
+class FrompError(ValueError):
+    """A value that fromp cannot work with; nothing was changed."""
+
+
+class DataError(FrompError):
+    """A task's data does not fit the model, the head or the memory."""
+
+
+class DerivativeError(FrompError):
+    """A derivative that the method needs does not exist or is not finite."""
+
+
+class KernelError(FrompError):
+    """A kernel matrix that is not positive definite."""
+
+
+class CheckpointError(FrompError):
+    """A folder that cannot be read, is damaged, or belongs to something else."""

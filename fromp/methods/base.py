@@ -1,0 +1,64 @@
+"""What a method of continual learning adds to plain training. The trainer knows nothing else of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fromp.examples import Examples
+from fromp.inputs import Inputs
+from fromp.likelihoods import Likelihood
+from fromp.model import Head, device_of, outputs
+
+Part = tuple[Inputs, Tensor, Head]  # examples of one head
+Training = list[tuple[Examples, Head]]  # what a task is trained on
+
+
+class Method(ABC):
+    """A model, its likelihood, and whatever is kept of the past."""
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
+        self.model, self.likelihood = model, likelihood
+
+    def begin_task(self, examples: Examples, head: Head) -> Training:
+        """Called before a task's first step; returns what to train on, the task itself unless overridden."""
+        return [(examples, head)]
+
+    def loss(self, batch: Sequence[Part]) -> Tensor:
+        """What a step descends: the mean nll of the batch plus the penalty."""
+        return self.data_loss(batch) + self.penalty()
+
+    def data_loss(self, batch: Sequence[Part]) -> Tensor:
+        """The mean nll of a batch, whose parts may belong to different heads."""
+        if len(batch) == 1:
+            x, y, head = batch[0]
+            return self.likelihood.nll(outputs(self.model, x, head), y).mean()
+        total = sum(len(y) for _, y, _ in batch)
+        return torch.stack([self.data_loss([part]) * (len(part[1]) / total) for part in batch]).sum()
+
+    def penalty(self) -> Tensor:
+        """What holds on to the past: a scalar, zero before the first task has ended."""
+        device = device_of(self.model)
+        return torch.zeros((), device=device, requires_grad=True)
+
+    def after_step(self) -> None:
+        """Called after each optimiser step."""
+        return
+
+    @abstractmethod
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        """Keep what will be needed of this task, before its data goes."""
+
+    def predict_outputs(self, x: Inputs, head: Head, task: int) -> Tensor:
+        """The outputs used to test on a task: (b, c)."""
+        return outputs(self.model, x, head)
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything kept of the past, as tensors and as JSON values; `restore` takes it back."""
+
+    @abstractmethod
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Return to a state that `state` gave."""

@@ -1,0 +1,300 @@
+"""FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from fromp import folder, gp, inputs
+from fromp.curvature import MEMORY_BUDGET, activation_bytes, ggn_diagonal
+from fromp.errors import CheckpointError, FrompError
+from fromp.examples import as_examples
+from fromp.inputs import Inputs
+from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from fromp.memory import (
+    Memory,
+    Score,
+    Select,
+    assess,
+    least_memorable,
+    memorability,
+    per_class,
+    random_score,
+    remember,
+    top,
+)
+from fromp.methods.base import Method
+from fromp.model import Head, check_head, detached, device_of, evaluating, outputs, trainable
+from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
+
+PASS_BYTES = 96 * 2**20  # of activations in one pass over memory: larger ones fall out of the cache
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)
+}
+KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
+SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorable, random_score)}
+SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}
+
+
+@final
+class FROMP(Method):
+    """Holds a network's outputs in place at the most memorable examples of its past tasks.
+
+        reg = FROMP(model, Categorical(), tau=0.5, memory_size=200)
+        loss = cross_entropy(model(x), y) + reg.penalty()  # in the training loop
+        reg.end_task((x, y))                               # after each task
+
+    tau: strength of the penalty in units of N, so that `mean nll + penalty` is Eq. (8) divided by N.
+    memory_size: examples kept of each task, shared evenly between its classes.
+    prior_precision: delta, the precision of the weights before any data.
+    jitter: added to the kernel's diagonal.
+    kernel: `FullKernel`, or `IdentityKernel` for the L2 variants.
+    score, select: which examples are kept; `random_score` makes it FRORP, `top` ignores the classes.
+    tasks_per_step: draw this many past tasks for each penalty and scale it up, so that a step's cost stays
+        the same however many tasks there are; the expected penalty is the full one.
+    seed: of the draws that `random_score` and `tasks_per_step` make. The global random state is never touched.
+    memory_budget: bytes that a chunk of the once-per-task work may hold.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        tau: float = 0.5,
+        memory_size: int = 200,
+        prior_precision: float = 1e-5,
+        jitter: float = 1e-5,
+        *,
+        kernel: type[Kernel] = FullKernel,
+        score: Score = memorability,
+        select: Select = per_class,
+        tasks_per_step: int | None = None,
+        seed: int = 0,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        super().__init__(model, likelihood)
+        trainable(model)
+        for name, value in {"tau": tau, "jitter": jitter}.items():
+            if not 0 <= value < float("inf"):
+                raise FrompError(f"{name}={value} must be zero or positive, and finite.")
+        if not 0 < prior_precision < float("inf"):
+            raise FrompError(f"prior_precision={prior_precision} must be positive and finite.")
+        for name, count in {"memory_size": memory_size, "tasks_per_step": tasks_per_step or 1}.items():
+            if count < 1:
+                raise FrompError(f"{name}={count} must be at least 1.")
+        self.tau, self.memory_size, self.prior_precision, self.jitter = (
+            tau,
+            memory_size,
+            prior_precision,
+            jitter,
+        )
+        self.kernel, self.score, self.select, self.tasks_per_step = kernel, score, select, tasks_per_step
+        self.memory_budget = memory_budget
+        self.memories: list[Memory] = []
+        self.precision: dict[str, Tensor] = {}
+        self._generator = torch.Generator().manual_seed(seed)
+        self._prior: FunctionalPrior | None = None
+
+    def penalty(self) -> Tensor:
+        """tau / 2 sum_s (m_s - m0_s)' K_s^-1 (m_s - m0_s), Eq. (8) divided by N: a scalar; zero before any task."""
+        if self._prior is None:
+            return super().penalty()
+        past = len(self.memories)
+        if self.tasks_per_step is None or self.tasks_per_step >= past:
+            return 0.5 * self.tau * self._prior.squared_distance(self.model)
+        drawn = torch.randperm(past, generator=self._generator)[: self.tasks_per_step]
+        scale = past / self.tasks_per_step
+        return 0.5 * self.tau * scale * self._prior.squared_distance(self.model, drawn)
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None, scores: Tensor | None = None) -> None:
+        """Remember a task: its memorable examples, its share of the precision, and the prior at today's weights.
+
+        data: (x, y) tensors, a Dataset or a DataLoader. head: the task's output indices, in which its labels
+        count. scores: one number for each example, to be used instead of `score`. If anything is wrong with
+        them there is an error, and nothing has changed.
+        """
+        examples, head = as_examples(data), _head(head)
+        draws = self._generator.get_state()
+        try:
+            computed, classes = assess(
+                self.model, examples, self.likelihood, self._generator, head, self.score, self.memory_budget
+            )
+            scores = computed if scores is None else scores.to(computed.device)
+            memory = remember(examples, scores, classes, self.memory_size, head, self.select)
+            memories = [*self.memories, memory]
+            names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
+            task = ggn_diagonal(self.model, names, examples, self.likelihood, head, self.memory_budget)
+            precision = {name: self._precision_of(name, task[name]) + task[name] for name in names}  # Eq. (9)
+            prior = self._prior_at(memories, precision)
+        except BaseException:
+            self._generator.set_state(draws)
+            raise
+        self.memories, self.precision, self._prior = memories, precision, prior
+
+    def predict(self, x: Inputs, head: Sequence[int] | None = None) -> gp.Prediction:
+        """The GP predictive at x: mean and variance of y, observation term included, both (b, c)."""
+        names = tuple(self.precision) or trainable(self.model)
+        variance = {name: 1 / self._precision_of(name, w) for name, w in detached(self.model, names).items()}
+        x = inputs.move(x, device_of(self.model))
+        with evaluating(self.model), torch.no_grad():
+            check_head(_head(head), outputs(self.model, inputs.take(x, slice(0, 1))).shape[1])
+        return gp.predict(self.model, x, self.likelihood, variance, _head(head), self.memory_budget)
+
+    def drift(self) -> list[float]:
+        """How far the means have moved at each past task's memory since they were fixed: root mean square."""
+        if self._prior is None:
+            return []
+        with evaluating(self.model), torch.no_grad():
+            return [
+                float(
+                    (gp.mean(self.model, a.memory.inputs, self.likelihood, a.memory.head).T - a.mean)
+                    .square()
+                    .mean()
+                    .sqrt()
+                )
+                for a in self._prior.anchors
+            ]
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write everything but the model's weights into a folder, atomically."""
+        tensors, state = self.state()
+        folder.write(path, "fromp", tensors, state)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        model: nn.Module,
+        likelihood: Likelihood | None = None,
+        score: Score | None = None,
+        select: Select | None = None,
+    ) -> "FROMP":
+        """What `save` wrote, for the same model. A likelihood, score or selection of your own must be given again."""
+        tensors, state = folder.read(path, "fromp")
+        settings = state["settings"]
+        if likelihood is None:
+            likelihood = _named(LIKELIHOODS, state["likelihood"]["name"], "likelihood")(
+                **state["likelihood"]["settings"]
+            )
+        reg = cls(
+            model,
+            likelihood,
+            **{
+                name: settings[name]
+                for name in ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step")
+            },
+            memory_budget=settings["memory_budget"],
+            kernel=_named(KERNELS, settings["kernel"], "kernel"),
+            score=score or _named(SCORES, settings["score"], "score"),
+            select=select or _named(SELECTIONS, settings["select"], "select"),
+        )
+        reg.restore(tensors, state)
+        return reg
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Memory, precision, prior and draws, as tensors and JSON values."""
+        tensors = {f"precision.{name}": value for name, value in self.precision.items()}
+        tensors["generator"] = self._generator.get_state()
+        memories = []
+        for s, anchor in enumerate(self._prior.anchors if self._prior else []):
+            memory = anchor.memory
+            memories.append({"head": memory.head, "inputs": inputs.structure(memory.inputs)})
+            tensors |= {f"memory.{s}.input.{k}": part for k, part in enumerate(inputs.tensors(memory.inputs))}
+            tensors |= {f"memory.{s}.labels": memory.labels, f"memory.{s}.scores": memory.scores}
+            tensors[f"prior.{s}.mean"] = anchor.mean
+            tensors |= {f"prior.{s}.kernel.{name}": t for name, t in anchor.kernel.tensors().items()}
+        names = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget")
+        settings = {name: getattr(self, name) for name in names}
+        settings |= {name: getattr(self, name).__name__ for name in ("kernel", "score", "select")}
+        return tensors, {
+            "settings": settings,
+            "likelihood": {"name": type(self.likelihood).__name__, "settings": self.likelihood.settings()},
+            "weights": {name: list(value.shape) for name, value in self.precision.items()},
+            "outputs": self._num_outputs() if memories else None,
+            "memories": memories,
+        }
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Return to a state that `state` gave, if the model is still the one it was taken from."""
+        self._check_model(state["weights"])
+        device = device_of(self.model)
+        tensors = {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
+        anchors = []
+        for s, entry in enumerate(state["memories"]):
+            count = sum(1 for name in tensors if name.startswith(f"memory.{s}.input."))
+            parts = iter([tensors[f"memory.{s}.input.{k}"] for k in range(count)])
+            head = _head(entry["head"])
+            memory = Memory(
+                inputs.assemble(entry["inputs"], parts),
+                tensors[f"memory.{s}.labels"],
+                tensors[f"memory.{s}.scores"],
+                head,
+            )
+            mark = f"prior.{s}.kernel."
+            kernel = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
+            anchors.append(Anchor(memory, tensors[f"prior.{s}.mean"], self.kernel.from_tensors(kernel)))
+        mark = "precision."
+        self.precision = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
+        self.memories = [anchor.memory for anchor in anchors]
+        self._generator.set_state(tensors["generator"])
+        self._prior = None
+        if anchors:
+            if self._num_outputs() != state["outputs"]:
+                raise CheckpointError(
+                    f"the model has {self._num_outputs()} outputs, the saved one had {state['outputs']}; load into the same model."
+                )
+            self._prior = FunctionalPrior(anchors, self.likelihood, self._points_per_pass(self.memories))
+
+    def _precision_of(self, name: str, like: Tensor) -> Tensor:
+        known = self.precision.get(name)
+        return torch.full_like(like, self.prior_precision, requires_grad=False) if known is None else known
+
+    def _prior_at(self, memories: list[Memory], precision: dict[str, Tensor]) -> FunctionalPrior:
+        return FunctionalPrior.at(
+            self.model,
+            memories,
+            self.likelihood,
+            {name: 1 / value for name, value in precision.items()},
+            self.kernel,
+            self.jitter,
+            self._points_per_pass(memories),
+            self.memory_budget,
+        )
+
+    def _points_per_pass(self, memories: list[Memory]) -> int:
+        weights = detached(self.model, trainable(self.model))
+        with evaluating(self.model):
+            cost = max(
+                activation_bytes(self.model, weights, inputs.take(m.inputs, slice(0, 2)), m.head)
+                for m in memories
+            )
+        return max(1, PASS_BYTES // cost)
+
+    def _num_outputs(self) -> int:
+        with evaluating(self.model), torch.no_grad():
+            return outputs(self.model, inputs.take(self.memories[0].inputs, slice(0, 1))).shape[1]
+
+    def _check_model(self, saved: dict[str, list[int]]) -> None:
+        present = {name: list(p.shape) for name, p in self.model.named_parameters()}
+        for name, shape in saved.items():
+            if name not in present:
+                raise CheckpointError(
+                    f"the model has no parameter '{name}', the saved one had; load into the same model."
+                )
+            if present[name] != shape:
+                raise CheckpointError(
+                    f"the parameter '{name}' is {present[name]}, in the saved model it was {shape}; load into the same model."
+                )
+
+
+def _head(head: Sequence[int] | None) -> Head:
+    return None if head is None else tuple(int(index) for index in head)
+
+
+def _named(known: dict[str, Any], name: str, role: str) -> Any:
+    if name not in known:
+        raise CheckpointError(f"the saved {role} '{name}' is your own; give it again: load(..., {role}=...).")
+    return known[name]

@@ -1,0 +1,76 @@
+"""The user's model as a function of its weights, left as it was found."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fromp.errors import DataError, DerivativeError
+from fromp.inputs import Inputs
+
+Weights: TypeAlias = Mapping[str, Tensor]
+Head: TypeAlias = tuple[int, ...] | None  # output indices; None is every output
+
+
+def outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
+    """f(x) at the model's own weights, or at `weights`, restricted to a head: (b, c)."""
+    kwargs = dict(x) if isinstance(x, Mapping) else {}
+    args = (x,) if isinstance(x, Tensor) else () if isinstance(x, Mapping) else tuple(x)
+    f = model(*args, **kwargs) if weights is None else functional_call(model, dict(weights), args, kwargs)
+    if not isinstance(f, Tensor) or f.ndim != 2:
+        shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+        raise DataError(f"the model gave {shape}; fromp needs outputs of shape (batch, outputs).")
+    return f if head is None else f[:, torch.tensor(head, device=f.device)]
+
+
+def check_head(head: Head, num_outputs: int) -> None:
+    """An error unless every index of the head is one of the model's outputs."""
+    if head is None:
+        return
+    if len(head) == 0:
+        raise DataError("head=[] has no outputs; name at least one, or leave it out for all of them.")
+    if len(set(head)) < len(head):
+        raise DataError(f"head={list(head)} names an output twice; give each output once.")
+    for index in head:
+        if not 0 <= index < num_outputs:
+            raise DataError(
+                f"head index {index} is outside the model's {num_outputs} outputs; use 0 to {num_outputs - 1}."
+            )
+
+
+def trainable(model: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters that training changes; an error if there are none."""
+    names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if not names:
+        count = sum(1 for _ in model.parameters())
+        raise DerivativeError(
+            f"none of the model's {count} parameters is trainable; set requires_grad on those that training changes."
+        )
+    return names
+
+
+def detached(model: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """The named weights as fresh leaves, so that differentiating never touches the user's gradients."""
+    parameters = dict(model.named_parameters())
+    return {name: parameters[name].detach().requires_grad_() for name in names}
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's first parameter lives."""
+    return next(model.parameters()).device
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout off and batch statistics frozen inside; every module's own mode back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

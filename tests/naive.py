@@ -1,0 +1,114 @@
+"""The paper's formulas as plain loops over examples, outputs and weights: the slow twin of every fast function."""
+
+import torch
+from torch.func import functional_call
+
+
+def weights_of(model, names=None):
+    """The trainable weights, by name."""
+    chosen = {n: p for n, p in model.named_parameters() if p.requires_grad} if names is None else names
+    return {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters() if n in chosen}
+
+
+def single(model, x, i, head, weights):
+    """f(x_i), one example at a time: (c,)."""
+    one = pick(x, i)
+    if isinstance(one, dict):
+        f = functional_call(model, weights, (), one)[0]
+    elif isinstance(one, tuple):
+        f = functional_call(model, weights, one)[0]
+    else:
+        f = functional_call(model, weights, (one,))[0]
+    return f if head is None else f[list(head)]
+
+
+def pick(x, i):
+    if isinstance(x, dict):
+        return {k: v[i : i + 1] for k, v in x.items()}
+    if isinstance(x, tuple):
+        return tuple(v[i : i + 1] for v in x)
+    return x[i : i + 1]
+
+
+def jacobian(model, x, n, head=None, function=None):
+    """d function(f(x_i))_c / d w, example by example and output by output: (i, c, w)."""
+    weights = weights_of(model)
+    rows = []
+    for i in range(n):
+        out = single(model, x, i, head, weights)
+        if function is not None:
+            out = function(out[None])[0]
+        row = []
+        for c in range(len(out)):
+            g = torch.autograd.grad(out[c], list(weights.values()), retain_graph=True, allow_unused=True)
+            flat = [torch.zeros_like(w) if gi is None else gi for gi, w in zip(g, weights.values(), strict=True)]
+            row.append(torch.cat([gi.flatten() for gi in flat]))
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def lambdas(model, x, y, n, likelihood, head=None):
+    """d2 nll / d f2 at every example, by two loops of derivatives: (i, c, d)."""
+    weights = weights_of(model)
+    result = []
+    for i in range(n):
+        f = single(model, x, i, head, weights).detach().requires_grad_()
+        (first,) = torch.autograd.grad(likelihood.nll(f[None], y[i : i + 1]).sum(), f, create_graph=True)
+        rows = []
+        for c in range(len(f)):
+            if first[c].requires_grad:
+                (second,) = torch.autograd.grad(first[c], f, retain_graph=True, allow_unused=True)
+                rows.append(torch.zeros_like(f) if second is None else second)
+            else:
+                rows.append(torch.zeros_like(f))
+        result.append(torch.stack(rows))
+    return torch.stack(result)
+
+
+def ggn_diagonal(model, x, y, n, likelihood, head=None):
+    """Eq. (4) with its three sums written out: (w,)."""
+    jac, lam = jacobian(model, x, n, head), lambdas(model, x, y, n, likelihood, head)
+    total = torch.zeros(jac.shape[-1], dtype=jac.dtype)
+    for i in range(n):
+        for c in range(jac.shape[1]):
+            for d in range(jac.shape[1]):
+                total += jac[i, c] * lam[i, c, d] * jac[i, d]
+    return total
+
+
+def kernel(model, x, n, likelihood, variance, head=None):
+    """Eq. (10) for each output: (c, i, j)."""
+    jac = jacobian(model, x, n, head, likelihood.mean)
+    k = torch.zeros(jac.shape[1], n, n, dtype=jac.dtype)
+    for c in range(jac.shape[1]):
+        for i in range(n):
+            for j in range(n):
+                k[c, i, j] = (jac[i, c] * variance * jac[j, c]).sum()
+    return k
+
+
+def means(model, x, n, likelihood, head=None):
+    """m(x_i): (i, c)."""
+    weights = weights_of(model)
+    return torch.stack([likelihood.mean(single(model, x, i, head, weights)[None])[0] for i in range(n)]).detach()
+
+
+def penalty_gradient(model, tasks, tau, likelihood):
+    """Algorithm 1's g_FR: H K^-1 (m - m0) with H = (Lambda J)' formed column by column: (w,)."""
+    total = 0
+    for x, n, head, mean0, inverse in tasks:  # mean0: (i, c), inverse: (c, i, j)
+        h = jacobian(model, x, n, head, likelihood.mean)
+        m = means(model, x, n, likelihood, head)
+        for c in range(m.shape[1]):
+            total = total + h[:, c].T @ (inverse[c] @ (m[:, c] - mean0[:, c]))
+    return tau * total
+
+
+def penalty(model, tasks, tau, likelihood):
+    """tau / 2 sum (m - m0)' K^-1 (m - m0)."""
+    total = 0.0
+    for x, n, head, mean0, inverse in tasks:
+        d = means(model, x, n, likelihood, head) - mean0
+        for c in range(d.shape[1]):
+            total += 0.5 * tau * float(d[:, c] @ inverse[c] @ d[:, c])
+    return total
