@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from fromp.data.datasets import Dataset, Status
-from fromp.data.images import Examples, Images
+from fromp.data.images import Floats, Images
 from fromp.data.own import from_csv, from_dataset, from_npz
 from fromp.data.pictures import from_folder
 from fromp.data.sources import Progress
@@ -14,7 +14,7 @@ from fromp.errors import DataError
 
 __all__ = [
     "DATASETS",
-    "Examples",
+    "Floats",
     "Images",
     "Progress",
     "Status",

@@ -116,7 +116,7 @@ class Published:
             if raw is not None:
                 return Images(*self.decode(raw), self.class_names)
             tried.append(f"{source}: none of its files is there")
-        published = ", ".join(self.archives or [file.name for file in self.files])
+        published = " or ".join((", ".join(file.name for file in self.files), *self.archives))
         raise DataError(
             f"{self.name} could not be fetched. Tried {'; '.join(tried)}. Put its published files ({published}) "
             f"into a folder and name it, as an argument or in the environment variable {FOLDER_VARIABLE}."

@@ -15,7 +15,16 @@ from fromp.errors import DataError
 DEPTH = 3
 LARGEST = 2**28
 OPENERS: dict[str, Callable] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, ValueError, TypeError, RuntimeError)
+DAMAGE = (
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    ValueError,
+    TypeError,
+    RuntimeError,
+)
 
 
 @dataclass(frozen=True)

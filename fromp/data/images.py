@@ -10,7 +10,7 @@ from fromp.errors import DataError
 
 
 @dataclass(frozen=True)
-class Examples:
+class Floats:
     """Inputs as float32 (n, ...), labels as int64 (n,) from 0 into `class_names`."""
 
     train_x: Tensor
@@ -30,9 +30,9 @@ class Images:
     test_y: Tensor
     class_names: tuple[str, ...]
 
-    def examples(self) -> Examples:
+    def floats(self) -> Floats:
         """The same images with pixels as float32 in [0, 1]."""
-        return Examples(unit(self.train_x), self.train_y, unit(self.test_x), self.test_y, self.class_names)
+        return Floats(unit(self.train_x), self.train_y, unit(self.test_x), self.test_y, self.class_names)
 
 
 def unit(pixels: Tensor) -> Tensor:

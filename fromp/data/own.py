@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fromp.data.images import Examples, class_names, every_fifth, numbered, unit
+from fromp.data.images import Floats, class_names, every_fifth, numbered, unit
 from fromp.errors import DataError
 
 NPZ_DIVIDED = (("train_x", "train_y", "test_x", "test_y"), ("x_train", "y_train", "x_test", "y_test"))
@@ -18,7 +18,7 @@ NPZ_DIVIDED = (("train_x", "train_y", "test_x", "test_y"), ("x_train", "y_train"
 Labelled = tuple[Tensor, Sequence[str | int]]
 
 
-def from_npz(path: str | os.PathLike[str]) -> Examples:
+def from_npz(path: str | os.PathLike[str]) -> Floats:
     """Arrays train_x, train_y, test_x, test_y (or x_train, ...), or x and y to be divided; bytes become [0, 1]."""
     try:
         import numpy
@@ -36,42 +36,42 @@ def from_npz(path: str | os.PathLike[str]) -> Examples:
     for names in NPZ_DIVIDED:
         if arrays.keys() >= set(names):
             train_x, train_y, test_x, test_y = (arrays[name] for name in names)
-            return _examples(_from_arrays(path, train_x, train_y), _from_arrays(path, test_x, test_y))
+            return _floats(_from_arrays(path, train_x, train_y), _from_arrays(path, test_x, test_y))
     if arrays.keys() >= {"x", "y"}:
-        return _examples(_from_arrays(path, arrays["x"], arrays["y"]), None)
+        return _floats(_from_arrays(path, arrays["x"], arrays["y"]), None)
     raise DataError(f"{path} has the arrays {sorted(arrays)}; it needs {', '.join(NPZ_DIVIDED[0])}, or x and y.")
 
 
-def from_csv(path: str | os.PathLike[str], label: str, test: str | os.PathLike[str] | None = None) -> Examples:
+def from_csv(path: str | os.PathLike[str], label: str, test: str | os.PathLike[str] | None = None) -> Floats:
     """A table with a header: inputs (n, columns but `label`), labels of any text; divided unless `test` is given."""
     columns, train = _read_csv(Path(path), label)
     if test is None:
-        return _examples(train, None)
+        return _floats(train, None)
     test_columns, held_out = _read_csv(Path(test), label)
     if test_columns != columns:
         raise DataError(f"{test} has the columns {test_columns}, not {columns} as {path}; use the same header.")
-    return _examples(train, held_out)
+    return _floats(train, held_out)
 
 
-def from_dataset(train: Any, test: Any = None) -> Examples:
+def from_dataset(train: Any, test: Any = None) -> Floats:
     """Any map-style Dataset of (tensor, label), stacked in memory; divided unless `test` is given."""
-    return _examples(_stack(train), None if test is None else _stack(test))
+    return _floats(_stack(train), None if test is None else _stack(test))
 
 
-def _examples(train: Labelled, test: Labelled | None) -> Examples:
+def _floats(train: Labelled, test: Labelled | None) -> Floats:
     x, labels = train
     names = class_names(labels)
     y = numbered(labels, names)
     if test is None:
         held_out = every_fifth(y, names)
-        return Examples(x[~held_out], y[~held_out], x[held_out], y[held_out], names)
+        return Floats(x[~held_out], y[~held_out], x[held_out], y[held_out], names)
     test_x, test_labels = test
     if test_x.shape[1:] != x.shape[1:]:
         raise DataError(
             f"test inputs have shape {tuple(test_x.shape[1:])}, training inputs {tuple(x.shape[1:])}; "
             "both need the same."
         )
-    return Examples(x, y, test_x, numbered(test_labels, names), names)
+    return Floats(x, y, test_x, numbered(test_labels, names), names)
 
 
 def _inputs(x: Tensor, origin: object) -> Tensor:

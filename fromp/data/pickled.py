@@ -76,7 +76,7 @@ def _interpret(raw: bytes) -> Any:
     argument: Any
     for opcode, argument, position in pickletools.genops(raw):
         match opcode.name:
-            case "PROTO" if argument in (2, 3):
+            case "PROTO":
                 pass
             case "STOP":
                 return stack.pop()

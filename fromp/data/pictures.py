@@ -86,4 +86,4 @@ def _read(file: Path, mode: str) -> Tensor:
             height, width = picture.height, picture.width
     except OSError as error:
         raise DataError(f"{file} cannot be read as an image: {error}; repair or remove it.") from error
-    return torch.frombuffer(raw, dtype=torch.uint8).view(height, width, len(mode)).permute(2, 0, 1)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(height, width, -1).permute(2, 0, 1)
