@@ -176,10 +176,7 @@ class Tape:
             mask[i] = s[i]
             row = _differentiate(self.f, weights, mask)
             rows.append([torch.zeros_like(w) if g is None else g for g, w in zip(row, weights, strict=True)])
-        return {
-            name: torch.stack(column)
-            for name, column in zip(self.others, zip(*rows, strict=True), strict=True)
-        }
+        return {name: torch.stack(column) for name, column in zip(self.others, zip(*rows, strict=True), strict=True)}
 
 
 class AffineCall(ABC):
@@ -253,9 +250,7 @@ class ConvCall(AffineCall):
 
     def numbers_formed(self) -> int:
         positions = math.prod(self.z.shape[2:])
-        return (
-            self.z.shape[1] + self.shape.numel() + positions * self.geometry.groups * self.shape[1:].numel()
-        )
+        return self.z.shape[1] + self.shape.numel() + positions * self.geometry.groups * self.shape[1:].numel()
 
 
 @dataclass(frozen=True)
@@ -274,9 +269,7 @@ class Geometry:
         if self.padding == "same":
             sides = [(r // 2, r - r // 2) for r in reach]
         else:
-            sides = (
-                [(0, 0)] * len(kernel) if isinstance(self.padding, str) else [(p, p) for p in self.padding]
-            )
+            sides = [(0, 0)] * len(kernel) if isinstance(self.padding, str) else [(p, p) for p in self.padding]
         a = F.pad(a, [pad for side in reversed(sides) for pad in side])
         for axis, (r, s, d) in enumerate(zip(reach, self.stride, self.dilation, strict=True), start=2):
             a = a.unfold(axis, r + 1, s)[..., ::d]  # ..., position, ..., offset
@@ -356,9 +349,7 @@ class _Recorder(TorchFunctionMode):
         # An in-place activation would overwrite z; it gets a copy to write on.
         return result.clone()
 
-    def linear(
-        self, z: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
-    ) -> AffineCall | None:
+    def linear(self, z: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> AffineCall | None:
         # The examples must lie along the first axis, and no other axis may be mistaken for them.
         if input.ndim < 2 or input.shape[0] != self.batch or self.batch in input.shape[1:-1]:
             return None
@@ -380,9 +371,7 @@ class _Recorder(TorchFunctionMode):
             return None
         padding = padding if isinstance(padding, str) else _tuple(padding, n)
         geometry = Geometry(_tuple(stride, n), padding, _tuple(dilation, n), groups)
-        return ConvCall(
-            self.names.get(id(weight)), self.names.get(id(bias)), input, z, weight.shape, geometry
-        )
+        return ConvCall(self.names.get(id(weight)), self.names.get(id(bias)), input, z, weight.shape, geometry)
 
 
 _AFFINE: dict[Callable, Callable[..., AffineCall | None]] = {

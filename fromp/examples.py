@@ -38,9 +38,7 @@ class TensorExamples(Examples):
     def __init__(self, x: Inputs, y: Tensor) -> None:
         self.x, self.y = x, y
         if inputs.num_examples(x) != len(y):
-            raise DataError(
-                f"{inputs.num_examples(x)} inputs but {len(y)} labels; give one label for each input."
-            )
+            raise DataError(f"{inputs.num_examples(x)} inputs but {len(y)} labels; give one label for each input.")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -90,9 +88,7 @@ def as_examples(data: Any) -> Examples:
 
 
 def _map_style(dataset: Any) -> Dataset:
-    if isinstance(dataset, IterableDataset) or not (
-        hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    ):
+    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise DataError(
             f"{type(dataset).__name__} cannot be picked from by index; "
             "give (x, y) tensors or a Dataset with __len__ and __getitem__."

@@ -51,20 +51,14 @@ def read(folder: str | os.PathLike, kind: str) -> tuple[dict[str, Tensor], dict[
     folder = Path(folder)
     manifest = _manifest(folder)
     if manifest.get("kind") != kind:
-        raise CheckpointError(
-            f"{folder} holds '{manifest.get('kind')}', not '{kind}'; name the right folder."
-        )
+        raise CheckpointError(f"{folder} holds '{manifest.get('kind')}', not '{kind}'; name the right folder.")
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{folder} has format {manifest.get('format')}; this version of fromp reads {FORMAT}."
-        )
+        raise CheckpointError(f"{folder} has format {manifest.get('format')}; this version of fromp reads {FORMAT}.")
     data = {}
     for role in ("tensors", "state"):
         entry = manifest.get("files", {}).get(role)
         if not isinstance(entry, dict) or not {"name", "sha256"} <= entry.keys():
-            raise CheckpointError(
-                f"{folder / MANIFEST} does not name its {role}; restore the folder from a copy."
-            )
+            raise CheckpointError(f"{folder / MANIFEST} does not name its {role}; restore the folder from a copy.")
         path = folder / Path(str(entry["name"])).name
         try:
             data[role] = path.read_bytes()

@@ -73,9 +73,7 @@ class Categorical(Likelihood):
 
     def check_labels(self, y: Tensor, num_outputs: int) -> None:
         if num_outputs < 2:
-            raise DataError(
-                f"Categorical needs at least 2 outputs, the head has {num_outputs}; use Bernoulli."
-            )
+            raise DataError(f"Categorical needs at least 2 outputs, the head has {num_outputs}; use Bernoulli.")
         if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
             raise DataError(
                 f"Categorical labels are {y.dtype} of shape {tuple(y.shape)}; give integers of shape (examples,)."

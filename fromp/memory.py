@@ -102,9 +102,7 @@ def remember(
 ) -> Memory:
     """The `size` examples that `select` picks by their scores, as copies that do not hold on to the data."""
     if size > len(examples):
-        raise DataError(
-            f"memory_size={size} is larger than the task's {len(examples)} examples; use at most that."
-        )
+        raise DataError(f"memory_size={size} is larger than the task's {len(examples)} examples; use at most that.")
     if scores.shape != (len(examples),):
         raise DataError(
             f"scores have the shape {tuple(scores.shape)}; give one number for each of the {len(examples)} examples."

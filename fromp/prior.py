@@ -162,10 +162,7 @@ class FunctionalPrior:
         for memory in memories:
             with evaluating(model), torch.no_grad():
                 mean = torch.cat(
-                    [
-                        gp.mean(model, part, likelihood, memory.head)
-                        for part in inputs.split(memory.inputs, chunk_size)
-                    ]
+                    [gp.mean(model, part, likelihood, memory.head) for part in inputs.split(memory.inputs, chunk_size)]
                 )
             k = kernel.at(model, memory, likelihood, variance, jitter, memory_budget)
             anchors.append(Anchor(memory, mean.T.contiguous(), k))

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fromp.examples import Examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
+from fromp.memory import Memory
 from fromp.model import Head, device_of, outputs
 
 Part = tuple[Inputs, Tensor, Head]  # examples of one head
-Training = list[tuple[Examples, Head]]  # what a task is trained on
+Training = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
 
 
 class Method(ABC):
@@ -21,9 +22,13 @@ class Method(ABC):
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood
+        self.memories: list[Memory] = []
 
-    def begin_task(self, examples: Examples, head: Head) -> Training:
-        """Called before a task's first step; returns what to train on, the task itself unless overridden."""
+    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+        """Called before a task's first step; returns what to train on: the task alone, unless overridden.
+
+        `past` holds the data of all earlier tasks, for methods that are meant to cheat.
+        """
         return [(examples, head)]
 
     def loss(self, batch: Sequence[Part]) -> Tensor:

@@ -31,9 +31,7 @@ from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Ker
 
 PASS_BYTES = 96 * 2**20  # of activations in one pass over memory: larger ones fall out of the cache
 
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)
-}
+LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
 KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
 SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorable, random_score)}
 SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}
@@ -93,7 +91,6 @@ class FROMP(Method):
         )
         self.kernel, self.score, self.select, self.tasks_per_step = kernel, score, select, tasks_per_step
         self.memory_budget = memory_budget
-        self.memories: list[Memory] = []
         self.precision: dict[str, Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
         self._prior: FunctionalPrior | None = None
@@ -182,10 +179,7 @@ class FROMP(Method):
         reg = cls(
             model,
             likelihood,
-            **{
-                name: settings[name]
-                for name in ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step")
-            },
+            **{name: settings[name] for name in ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step")},
             memory_budget=settings["memory_budget"],
             kernel=_named(KERNELS, settings["kernel"], "kernel"),
             score=score or _named(SCORES, settings["score"], "score"),
@@ -268,8 +262,7 @@ class FROMP(Method):
         weights = detached(self.model, trainable(self.model))
         with evaluating(self.model):
             cost = max(
-                activation_bytes(self.model, weights, inputs.take(m.inputs, slice(0, 2)), m.head)
-                for m in memories
+                activation_bytes(self.model, weights, inputs.take(m.inputs, slice(0, 2)), m.head) for m in memories
             )
         return max(1, PASS_BYTES // cost)
 

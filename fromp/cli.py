@@ -1,0 +1,190 @@
+"""The command line."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fromp.errors import FrompError
+
+TASKS_HELP = "learn only the first T tasks"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 2 for a wrong input, 130 or 143 after an interruption."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return options.command(options)
+    except FrompError as error:
+        print(f"fromp: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fromp: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fromp", description="Continual learning by functional regularisation of memorable past."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="learn a benchmark with one method", description="Learn a benchmark.")
+    run.add_argument("benchmark", metavar="BENCHMARK", help="one of those that `fromp list` shows")
+    run.add_argument("--method", default="fromp", metavar="NAME", help="default: fromp")
+    _add_run_options(run)
+    run.set_defaults(command=_run)
+
+    compare = commands.add_parser(
+        "compare", help="learn a benchmark with several methods", description="Compare methods."
+    )
+    compare.add_argument("benchmark", metavar="BENCHMARK")
+    compare.add_argument("--methods", required=True, metavar="A,B,C", help="names, separated by commas")
+    _add_run_options(compare)
+    compare.set_defaults(command=_compare)
+
+    report = commands.add_parser(
+        "report", help="write report.html for a folder of results", description="Write a report."
+    )
+    report.add_argument("folder", metavar="DIR", type=Path)
+    report.set_defaults(command=_report)
+
+    bench = commands.add_parser("bench", help="measure the cost of a step", description="Measure costs as ratios.")
+    bench.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/bench"))
+    bench.add_argument("--quick", action="store_true", help="fewer repetitions and cases")
+    bench.set_defaults(command=_bench)
+
+    listing = commands.add_parser("list", help="benchmarks and methods there are", description="List what there is.")
+    listing.set_defaults(command=_list)
+
+    data = commands.add_parser("data", help="show or fetch datasets", description="Show or fetch datasets.")
+    data.add_argument("action", nargs="?", choices=["fetch"], help="fetch: get a dataset now")
+    data.add_argument("name", nargs="?", metavar="NAME")
+    data.add_argument("--folder", metavar="DIR", type=Path, help="look here first (or set FROMP_DATA)")
+    data.set_defaults(command=_data)
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    seeds = parser.add_mutually_exclusive_group()
+    seeds.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1")
+    seeds.add_argument("--seed", type=int, metavar="S", help="one seed; default: 0")
+    parser.add_argument("--memory", type=int, metavar="M", help="points kept of each task; tau is scaled with it")
+    parser.add_argument("--tasks", type=int, metavar="T", help=TASKS_HELP)
+    parser.add_argument("--epochs", type=int, metavar="E", help="epochs a task")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/BENCHMARK-METHOD")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change any setting; repeatable"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="seeds learned at once, each in a process")
+    parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from fromp.progress import console
+
+    plan = _plan(options, options.method)
+    out = options.out or Path("runs") / f"{options.benchmark}-{options.method}"
+    code = _learn(plan, out, options)
+    if code == 0:
+        _finish(out, console())
+    return code
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from fromp import results
+    from fromp.progress import console, results_table
+
+    methods = [name.strip() for name in options.methods.split(",") if name.strip()]
+    plans = {method: _plan(options, method) for method in methods}
+    out = options.out or Path("runs") / f"{options.benchmark}-comparison"
+    for method, plan in plans.items():
+        if code := _learn(plan, out / method, options):
+            return code
+    rows = [(method, results.read(out / method)["summary"]) for method in methods]
+    console().print(results_table(options.benchmark, rows))
+    return 0
+
+
+def _plan(options: argparse.Namespace, method: str) -> Any:
+    from fromp.experiments import choose, parse_setting, settings_for
+    from fromp.methods import METHODS
+    from fromp.runs import Plan
+
+    choose("method", method, METHODS)
+    changes = dict(parse_setting(text) for text in options.set)
+    changes |= {k: v for k in ("memory", "tasks", "epochs") if (v := getattr(options, k)) is not None}
+    return Plan(options.benchmark, method, settings_for(options.benchmark, changes))
+
+
+def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
+    from fromp.jobs import learn
+    from fromp.progress import console
+
+    if options.seeds is not None and options.seeds < 1:
+        raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
+    seeds = list(range(options.seeds)) if options.seeds else [options.seed or 0]
+    return learn(plan, seeds, out, options.jobs, options.quiet, console())
+
+
+def _finish(out: Path, console: Any) -> None:
+    from fromp import report, results
+    from fromp.progress import matrix_table, results_table
+
+    found = results.read(out)
+    console.print(matrix_table(found["runs"][0]["accuracy"]))
+    console.print(results_table(found["benchmark"], [(found["method"], found["summary"])]))
+    console.print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from fromp import report
+
+    print(report.write(options.folder))
+    return 0
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from fromp import bench
+
+    bench.main(options.out, options.quick)
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from fromp.experiments import BENCHMARKS
+    from fromp.methods import METHODS
+    from fromp.progress import console
+
+    out = console()
+    out.print("[bold]benchmarks[/bold]")
+    for name, benchmark in BENCHMARKS.items():
+        out.print(f"  {name:22} {benchmark.title}", highlight=False)
+    out.print("[bold]methods[/bold]")
+    out.print(f"  {', '.join(METHODS)}", highlight=False)
+    return 0
+
+
+def _data(options: argparse.Namespace) -> int:
+    from fromp import data
+    from fromp.progress import console
+
+    out = console()
+    if options.action is None:
+        for status in data.status():
+            state = "here" if status.present else "not here"
+            out.print(
+                f"  {status.name:14} {state:9} {status.images:>7,} images   {status.where or status.how}",
+                highlight=False,
+            )
+        return 0
+    if options.name is None:
+        raise FrompError(f"`fromp data fetch` needs a NAME; there are {', '.join(data.DATASETS)}.")
+    out.print(f"{options.name}: {data.fetch(options.name, options.folder)}", highlight=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Seeds learned one after another or several at once, each resumable, all in one folder."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from joblib import Parallel, delayed
+from rich.console import Console
+
+from fromp import results
+from fromp.errors import CheckpointError, FrompError
+from fromp.experiments import benchmark
+from fromp.progress import Watcher
+from fromp.progress import console as plain_console
+from fromp.runs import Interrupted, Moment, Plan, Run
+
+
+def learn(plan: Plan, seeds: list[int], out: Path, jobs: int, quiet: bool, console: Console) -> int:
+    """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
+    if jobs < 1:
+        raise FrompError(f"--jobs {jobs} is impossible; use at least 1.")
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / ".lock", timeout=0):
+            _check_plan(plan, out)
+            left = [seed for seed in seeds if not _done(out, seed)]
+            if not quiet:
+                already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
+                what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+                console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
+            codes = _learn_all(plan, left, out, jobs, quiet, console)
+    except Timeout as error:
+        raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
+    return max(codes, default=0)
+
+
+def _learn_all(plan: Plan, seeds: list[int], out: Path, jobs: int, quiet: bool, console: Console) -> list[int]:
+    if jobs == 1 or len(seeds) <= 1:
+        codes = []
+        for seed in seeds:
+            codes.append(_learn_one(plan, seed, out, quiet, console))
+            if codes[-1]:
+                break
+        return codes
+    parallel = Parallel(n_jobs=min(jobs, len(seeds)))
+    return list(parallel(delayed(_in_process)(plan, seed, out, quiet) for seed in seeds))
+
+
+def _in_process(plan: Plan, seed: int, out: Path, quiet: bool) -> int:
+    torch.set_num_threads(1)
+    return _learn_one(plan, seed, out, quiet, plain_console())
+
+
+def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, console: Console) -> int:
+    run = Run(plan, benchmark(plan.benchmark), seed, results.seed_folder(out, seed))
+    with Watcher(console, quiet) as show:
+
+        def watch(moment: Moment) -> None:
+            if moment.finished:
+                results.record(out, plan, run.result())
+            show(moment)
+
+        try:
+            results.record(out, plan, run.learn(watch))
+        except Interrupted as stop:
+            console.print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
+            return 128 + stop.number
+    return 0
+
+
+def _done(out: Path, seed: int) -> bool:
+    path = results.seed_folder(out, seed) / "run.json"
+    if not path.exists():
+        return False
+    run: dict[str, Any] = results.json.loads(path.read_text())
+    return len(run["accuracy"]) == run["tasks"]
+
+
+def _check_plan(plan: Plan, out: Path) -> None:
+    if not (out / "results.json").exists():
+        return
+    found, wanted = results.read(out), results.json.loads(results.json.dumps(plan.as_json()))
+    different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
+    different += [key for key, value in wanted["settings"].items() if found["settings"].get(key) != value]
+    if different:
+        raise CheckpointError(
+            f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
+        )

@@ -1,0 +1,39 @@
+"""Functions of the accuracy matrix R, where R[i][j] is the accuracy on task j after training on task i."""
+
+import math
+from collections.abc import Sequence
+
+Matrix = Sequence[Sequence[float]]  # row i has the tasks seen so far, 0 to i
+
+
+def average_accuracy(accuracy: Matrix) -> float:
+    """The mean over tasks after the last one."""
+    return sum(accuracy[-1]) / len(accuracy[-1])
+
+
+def backward_transfer(accuracy: Matrix) -> float | None:
+    """BWT = 1 / (T-1) sum_{i<T} R_Ti - R_ii; None for a single task."""
+    last = len(accuracy) - 1
+    return sum(accuracy[last][i] - accuracy[i][i] for i in range(last)) / last if last else None
+
+
+def forward_transfer(accuracy: Matrix, separate: Sequence[float]) -> float | None:
+    """FWT = 1 / (T-1) sum_{i>1} R_ii - R_i^ind, with the accuracy of a network trained on task i alone."""
+    last = len(accuracy) - 1
+    return sum(accuracy[i][i] - separate[i] for i in range(1, last + 1)) / last if last else None
+
+
+def forgetting(accuracy: Matrix) -> float | None:
+    """The mean over past tasks of the best accuracy ever reached minus the last; None for a single task."""
+    last = len(accuracy) - 1
+    if not last:
+        return None
+    return sum(max(accuracy[i][j] for i in range(j, last)) - accuracy[last][j] for j in range(last)) / last
+
+
+def summarise(values: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation (n - 1), standard error and number of runs."""
+    n = len(values)
+    mean = sum(values) / n
+    std = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else 0.0
+    return {"mean": mean, "std": std, "stderr": std / math.sqrt(n), "n": n}

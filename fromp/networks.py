@@ -1,0 +1,51 @@
+"""The paper's networks. Weights are drawn from a generator of their own, so that a seed means one network."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+
+
+def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int, activation: str = "relu") -> nn.Module:
+    """A multi-layer perceptron on flattened inputs."""
+    sizes = [num_inputs, *hidden]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], num_outputs))
+
+
+def cifar_cnn(num_outputs: int) -> nn.Module:
+    """The network of Split CIFAR: four convolutions, two linear layers, dropout; for images (3, 32, 32)."""
+    return nn.Sequential(
+        *_convolutions(3, 32),
+        *_convolutions(32, 64),
+        nn.Flatten(),
+        nn.Linear(64 * 6 * 6, 512),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(512, num_outputs),
+    )
+
+
+def initialise(network: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The network with PyTorch's own initial weights for this seed; the global random state stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return network()
+
+
+def num_weights(model: nn.Module) -> int:
+    """How many numbers training changes."""
+    return sum(math.prod(p.shape) for p in model.parameters() if p.requires_grad)
+
+
+def _convolutions(before: int, after: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.Conv2d(after, after, 3), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Dropout(0.25),
+    ]  # fmt: skip

@@ -1,0 +1,115 @@
+"""Progress a person can read: a live line in a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fromp.runs import Moment
+
+EVERY_SECONDS = 30.0  # between plain lines within a task
+REFRESH_SECONDS = 0.2  # between updates of the live line
+
+
+class Watcher:
+    """Shows where a run stands. Used as `with Watcher(...) as watch: run.learn(watch)`."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        self._live = console.is_terminal and not quiet
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=console, transient=True,
+        )  # fmt: skip
+        self._line = self._bar.add_task("", total=1.0, state="", visible=False)
+        self._last = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._bar.stop()
+
+    def __call__(self, moment: Moment) -> None:
+        if self._quiet:
+            return
+        if moment.finished:
+            self._console.print(_task_line(moment), highlight=False)
+            self._last = time.monotonic()
+        elif time.monotonic() - self._last > (REFRESH_SECONDS if self._live else EVERY_SECONDS):
+            self._last = time.monotonic()
+            if self._live:
+                whole = (moment.task + moment.step / moment.num_steps) / moment.num_tasks
+                self._bar.update(
+                    self._line, completed=whole, visible=True, description=f"seed {moment.seed}", state=_state(moment)
+                )
+            else:
+                self._console.print(f"  seed {moment.seed}  {_state(moment)}", highlight=False)
+
+
+def results_table(title: str, rows: list[tuple[str, dict]]) -> Table:
+    """A table of summaries: one row a name."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for heading in ("", "average accuracy", "backward transfer", "seeds", "seconds a seed"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, summary in rows:
+        accuracy = summary.get("average_accuracy", {})
+        table.add_row(
+            name, percent(accuracy), percent(summary.get("backward_transfer", {})), str(accuracy.get("n", 0)),
+            f"{summary['seconds']['mean']:.0f}" if "seconds" in summary else "",
+        )  # fmt: skip
+    return table
+
+
+def matrix_table(accuracy: list[list[float]]) -> Table:
+    """The accuracy matrix of one run, in percent."""
+    table = Table(title="accuracy on each task after each task, %", title_justify="left", title_style="bold")
+    table.add_column("after")
+    for j in range(len(accuracy)):
+        table.add_column(f"task {j + 1}", justify="right")
+    table.add_column("average", justify="right")
+    for i, row in enumerate(accuracy):
+        cells = [f"{100 * value:.1f}" for value in row] + [""] * (len(accuracy) - len(row))
+        table.add_row(f"task {i + 1}", *cells, f"{100 * sum(row) / len(row):.2f}")
+    return table
+
+
+def percent(summary: dict) -> str:
+    """Mean and standard error in percent."""
+    if not summary:
+        return ""
+    spread = f" ± {100 * summary['stderr']:.2f}" if summary["n"] > 1 else ""
+    return f"{100 * summary['mean']:.2f}{spread}"
+
+
+def _task_line(moment: Moment) -> str:
+    row = moment.accuracy[-1]
+    values = " ".join(f"{100 * value:5.1f}" for value in row)
+    mean = 100 * sum(row) / len(row)
+    return f"  seed {moment.seed}  after task {moment.task}/{moment.num_tasks}:  {values}   average {mean:.2f} %   {moment.seconds:.0f} s"
+
+
+def _state(moment: Moment) -> str:
+    epoch = min(moment.num_epochs, 1 + moment.step * moment.num_epochs // moment.num_steps)
+    text = (
+        f"task {moment.task + 1}/{moment.num_tasks}  epoch {epoch}/{moment.num_epochs}  loss {float(moment.loss):.4f}"
+    )
+    if moment.accuracy:
+        row = moment.accuracy[-1]
+        text += f"  average so far {100 * sum(row) / len(row):.1f} %"
+    left = moment.seconds / max(1, moment.step) * (moment.num_steps - moment.step)
+    return f"{text}  task ends in {left:.0f} s"
+
+
+def console() -> Console:
+    """Standard output, wide enough for a plain line when it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120)

@@ -1,0 +1,51 @@
+"""results.json: every run of a plan in one file, rewritten whenever one of them finishes a task."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from fromp import folder, metrics
+from fromp.errors import CheckpointError
+from fromp.runs import Plan, environment
+
+SUMMARISED = ("average_accuracy", "backward_transfer", "forward_transfer", "forgetting", "seconds")
+
+
+def seed_folder(out: Path, seed: int) -> Path:
+    """Where one seed's checkpoints and snapshots lie."""
+    return out / "seeds" / str(seed)
+
+
+def record(out: Path, plan: Plan, run: dict[str, Any]) -> None:
+    """Put a run's present state into its own file, and all of them into results.json."""
+    path = seed_folder(out, run["seed"])
+    path.mkdir(parents=True, exist_ok=True)
+    folder.replace(path / "run.json", json.dumps(run).encode())
+    with FileLock(out / ".results.lock"):
+        runs = [json.loads(file.read_text()) for file in sorted(out.glob("seeds/*/run.json"))]
+        write(out, plan, sorted(runs, key=lambda run: run["seed"]))
+
+
+def write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> None:
+    """results.json with these runs."""
+    results = {**plan.as_json(), "environment": environment(), "runs": runs, "summary": summary(runs)}
+    folder.replace(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+
+
+def read(out: Path) -> dict[str, Any]:
+    """What `write` wrote."""
+    try:
+        return json.loads((out / "results.json").read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{out} holds no results.json; name a folder that `fromp run` wrote.") from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{out / 'results.json'} is damaged ({error}); run the same command again.") from error
+
+
+def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean, deviation and error of each number over the runs that have finished."""
+    done = [run for run in runs if len(run["accuracy"]) == run["tasks"]]
+    values = {name: [run[name] for run in done if run.get(name) is not None] for name in SUMMARISED}
+    return {name: metrics.summarise(of) for name, of in values.items() if of}

@@ -1,0 +1,276 @@
+"""A run: one method learns one benchmark with one seed, and can be stopped and taken up again at any step."""
+
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+import fromp
+from fromp import folder, metrics
+from fromp.errors import CheckpointError
+from fromp.examples import Examples
+from fromp.experiments import Benchmark, Settings, as_json
+from fromp.likelihoods import Categorical
+from fromp.methods import METHODS
+from fromp.methods.base import Method
+from fromp.model import Head
+from fromp.networks import num_weights
+from fromp.tasks import Stream
+from fromp.training import Fit, accuracy, hash_seed
+
+CHECKPOINT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run; two equal plans give the same numbers."""
+
+    benchmark: str
+    method: str
+    settings: Settings
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as it stands in results.json."""
+        return {"benchmark": self.benchmark, "method": self.method, "settings": as_json(self.settings)}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a run stands, for whoever watches it."""
+
+    seed: int
+    task: int
+    num_tasks: int
+    step: int
+    num_steps: int
+    num_epochs: int
+    finished: bool  # the task is learned, remembered and tested
+    seconds: float
+    accuracy: Sequence[Sequence[float]]
+    method: Method
+    loss: Tensor
+
+
+Watch: TypeAlias = Callable[[Moment], None]
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop; it has been saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Run:
+    """One seed of a plan, in a folder of its own."""
+
+    def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path) -> None:
+        self.plan, self.seed, self.path = plan, seed, path
+        self.stream, self.model = benchmark.make(plan.settings, seed)
+        self.method = build_method(plan, self.model, seed)
+        self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
+        self._elapsed = 0.0
+
+    def learn(self, watch: Watch, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> dict[str, Any]:
+        """Learn what is left of the stream, and return the run as it stands in results.json."""
+        with torch.random.fork_rng(devices=[]), threads(self.model), interruptions() as asked:
+            torch.manual_seed(hash_seed(self.seed, 1))
+            saved = self._load()
+            while self.task < len(self.stream):
+                self._learn_task(saved, watch, checkpoint_seconds, asked)
+                saved = None
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """The run so far, as an entry of results.json."""
+        result: dict[str, Any] = {"seed": self.seed, "accuracy": self.rows}
+        if self.rows:
+            result |= {
+                "average_accuracy": metrics.average_accuracy(self.rows),
+                "backward_transfer": metrics.backward_transfer(self.rows),
+                "forward_transfer": None,
+                "forgetting": metrics.forgetting(self.rows),
+            }
+        return result | {"seconds": sum(self.seconds), "task_seconds": self.seconds, "tasks": len(self.stream)}
+
+    def _learn_task(
+        self, saved: dict[str, Tensor] | None, watch: Watch, checkpoint_seconds: float, asked: list[int]
+    ) -> None:
+        task = self.stream.task(self.task)
+        training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
+        fit = Fit(self.method, training, self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task))
+        if saved is not None:
+            self._restore(fit, saved)
+        start, last = time.monotonic() - self._elapsed, time.monotonic()
+        for _ in fit.steps():
+            now = time.monotonic()
+            if asked or now - last > checkpoint_seconds:
+                self._elapsed = now - start
+                self._save(fit)
+                last = time.monotonic()
+                if asked:
+                    raise Interrupted(asked[0])
+            watch(self._moment(fit, False, now - start))
+        self.method.end_task(task.train, task.head)
+        self.rows.append(
+            [
+                accuracy(self.method, seen.test, seen.head, place)
+                for place, seen in enumerate(map(self.stream.task, range(self.task + 1)))
+            ]
+        )
+        self.seconds.append(time.monotonic() - start)
+        self.task, self._elapsed = self.task + 1, 0.0
+        self._snapshot()
+        self._save(None)
+        watch(self._moment(fit, True, self.seconds[-1]))
+        if asked:
+            raise Interrupted(asked[0])
+
+    def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
+        return Moment(
+            self.seed, self.task, len(self.stream), fit.step, fit.num_steps, fit.settings.epochs, finished, seconds,
+            self.rows, self.method, fit.loss,
+        )  # fmt: skip
+
+    def _snapshot(self) -> None:
+        """The weights after a task, and what was remembered of it, for pictures of how it went."""
+        tensors = {f"weights.{name}": value for name, value in self.model.state_dict().items()}
+        if self.method.memories:
+            memory = self.method.memories[-1]
+            if isinstance(memory.inputs, Tensor):
+                tensors |= {"inputs": memory.inputs, "labels": memory.labels, "scores": memory.scores}
+        folder.write(self.path / "tasks" / str(self.task), "task", tensors, {"accuracy": self.rows[-1]})
+
+    def _save(self, fit: Fit | None) -> None:
+        of_method, method_state = self.method.state()
+        tensors = {f"method.{name}": value for name, value in of_method.items()}
+        tensors |= {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors["random"] = torch.get_rng_state()
+        if fit is not None:
+            tensors |= {f"optimizer.{name}": value for name, value in fit.state().items()}
+        state = {
+            "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
+            "rows": self.rows, "seconds": self.seconds, "elapsed": self._elapsed, "method": method_state,
+        }  # fmt: skip
+        folder.write(self.path / "checkpoint", "run", tensors, state)
+
+    def _load(self) -> dict[str, Any] | None:
+        """The tensors of the checkpoint if there is one, with everything but the task at hand restored."""
+        if not (self.path / "checkpoint" / folder.MANIFEST).exists():
+            return None
+        tensors, state = folder.read(self.path / "checkpoint", "run")
+        if state["plan"] != json.loads(json.dumps(self.plan.as_json())) or state["seed"] != self.seed:
+            raise CheckpointError(
+                f"{self.path} holds a run with other settings; choose another --out, or remove that folder."
+            )
+        self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
+        self._elapsed = state["elapsed"]
+        saved = {"tensors": tensors, "step": state["step"], "method": state["method"]}
+        if self.task == len(self.stream):
+            self._restore(None, saved)
+        return saved
+
+    def _restore(self, fit: Fit | None, saved: dict[str, Any]) -> None:
+        tensors = saved["tensors"]
+        self.model.load_state_dict(_under(tensors, "model."))
+        self.method.restore(_under(tensors, "method."), saved["method"])
+        torch.set_rng_state(tensors["random"])
+        if fit is not None and saved["step"]:
+            fit.restore(saved["step"], _under(tensors, "optimizer."))
+
+
+class Past(Sequence[tuple[Examples, Head]]):
+    """The data of the tasks before `place`, made only when looked at."""
+
+    def __init__(self, stream: Stream, place: int) -> None:
+        self._stream, self._place = stream, place
+
+    def __len__(self) -> int:
+        return self._place
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < self._place:
+            raise IndexError(index)
+        task = self._stream.task(index)
+        return task.train, task.head
+
+
+def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
+    """The plan's method, given the settings that it names."""
+    build = METHODS[plan.method]
+    options = {**as_json(plan.settings), "seed": hash_seed(seed, 3)}
+    code = build.__init__.__code__ if isinstance(build, type) else build.__code__  # type: ignore[misc]
+    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    chosen = {name: options[name] for name in wanted if name in options}
+    return build(model, Categorical(), **chosen)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, as far as they bear on the numbers."""
+    return {
+        "fromp": fromp.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "command": " ".join(["fromp", *sys.argv[1:]]),
+    }
+
+
+@contextmanager
+def threads(model: nn.Module) -> Iterator[None]:
+    """One thread for a small network, all of them for a large one; as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if num_weights(model) < 500_000 else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def interruptions() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM noted in a list instead of acted on; a second one is obeyed at once."""
+    asked: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    try:
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # only a main thread may listen
+        before = {}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _under(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
+    return {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

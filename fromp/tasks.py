@@ -1,0 +1,183 @@
+"""Streams of tasks: blobs, splits by class, permutations of pixels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from fromp.data.images import Images, unit
+from fromp.examples import TensorExamples
+from fromp.model import Head
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned in one go: its data, and the outputs that belong to it."""
+
+    name: str
+    train: TensorExamples
+    test: TensorExamples
+    head: Head = None
+
+
+class Stream(ABC):
+    """Tasks in the order they are learned. Each is made when it is asked for, so that a stream costs no memory."""
+
+    num_outputs: int
+    input_shape: tuple[int, ...]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def task(self, place: int) -> Task:
+        """The task at that place, from 0."""
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self.task(place) for place in range(len(self)))
+
+
+Pairs = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class BlobShapes:
+    """Centres and standard deviations of the two classes, task by task."""
+
+    centres: tuple[Pairs, Pairs]
+    deviations: tuple[Pairs, Pairs]
+    examples_per_class: int = 2000
+
+
+STANDARD_BLOBS = BlobShapes(
+    centres=(
+        ((0.0, 0.2), (0.6, 0.9), (1.3, 0.4), (1.6, -0.1), (2.0, 0.3)),
+        ((0.45, 0.0), (0.7, 0.45), (1.0, 0.1), (1.7, -0.4), (2.3, 0.1)),
+    ),
+    deviations=(
+        ((0.08, 0.22), (0.24, 0.08), (0.04, 0.2), (0.16, 0.05), (0.05, 0.16)),
+        ((0.08, 0.16), (0.16, 0.08), (0.06, 0.16), (0.24, 0.05), (0.05, 0.22)),
+    ),
+)
+
+TOY_VARIATIONS: dict[str, BlobShapes] = {
+    "toy": STANDARD_BLOBS,
+    "toy-less-data": replace(STANDARD_BLOBS, examples_per_class=200),
+    "toy-more-data": replace(STANDARD_BLOBS, examples_per_class=20000),
+    "toy-sixth-task": BlobShapes(
+        centres=((*STANDARD_BLOBS.centres[0], (1.65, 0.1)), (*STANDARD_BLOBS.centres[1], (0.7, 0.25))),
+        deviations=((*STANDARD_BLOBS.deviations[0], (0.14, 0.14)), (*STANDARD_BLOBS.deviations[1], (0.14, 0.14))),
+    ),
+    "toy-larger-deviation": BlobShapes(
+        centres=STANDARD_BLOBS.centres,
+        deviations=(
+            ((0.12, 0.22), (0.24, 0.12), (0.07, 0.2), (0.16, 0.08), (0.08, 0.16)),
+            ((0.12, 0.16), (0.16, 0.12), (0.08, 0.16), (0.24, 0.08), (0.08, 0.22)),
+        ),
+    ),
+    "toy-overlapping": BlobShapes(
+        centres=(
+            ((0.0, 0.2), (0.6, 0.65), (1.3, 0.4), (1.6, -0.22), (2.0, 0.3)),
+            ((0.45, 0.0), (0.7, 0.55), (1.0, 0.1), (1.7, -0.3), (2.3, 0.1)),
+        ),
+        deviations=STANDARD_BLOBS.deviations,
+    ),
+}
+
+
+@final
+class Blobs(Stream):
+    """Two Gaussian blobs a task in the plane. It is tested on its training data, as the paper reports."""
+
+    num_outputs, input_shape = 2, (2,)
+
+    def __init__(self, shapes: BlobShapes, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self._tasks = []
+        for place in range(len(shapes.centres[0])):
+            parts = []
+            for centres, deviations in zip(shapes.centres, shapes.deviations, strict=True):
+                noise = torch.randn(shapes.examples_per_class, 2, generator=generator)
+                parts.append(torch.tensor(centres[place]) + noise * torch.tensor(deviations[place]))
+            y = torch.arange(2).repeat_interleave(shapes.examples_per_class)
+            data = TensorExamples(torch.cat(parts), y)
+            self._tasks.append(Task(f"task {place + 1}", data, data))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def task(self, place: int) -> Task:
+        return self._tasks[place]
+
+
+@final
+class Split(Stream):
+    """Each task is some of the classes. With a head a task, labels count within it; single-headed, they stay."""
+
+    def __init__(self, images: Images, groups: Sequence[Sequence[int]], heads: bool = True) -> None:
+        self._images, self._groups, self._heads = images, [tuple(group) for group in groups], heads
+        self.num_outputs = sum(map(len, self._groups)) if heads else max(map(max, self._groups)) + 1
+        self.input_shape = tuple(images.train_x.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def task(self, place: int) -> Task:
+        group = self._groups[place]
+        first = sum(map(len, self._groups[:place]))
+        head = tuple(range(first, first + len(group))) if self._heads else None
+        name = "/".join(map(str, group)) if len(group) <= 3 else f"classes {group[0]}-{group[-1]}"
+        return Task(name, self._examples(group, True), self._examples(group, False), head)
+
+    def _examples(self, group: tuple[int, ...], train: bool) -> TensorExamples:
+        x, y = _part(self._images, train)
+        chosen = torch.isin(y, torch.tensor(group))
+        labels = y[chosen]
+        if self._heads:
+            labels = (labels[:, None] == torch.tensor(group)).long().argmax(1)
+        return TensorExamples(unit(x[chosen]), labels)
+
+
+@final
+class Permuted(Stream):
+    """Every task is all the data with its pixels in another order; the first is unpermuted."""
+
+    def __init__(self, images: Images, num_tasks: int, num_outputs: int, seed: int) -> None:
+        self._images, self._seed = images, seed
+        self._num_tasks, self.num_outputs = num_tasks, num_outputs
+        self.input_shape = (images.train_x[0].numel(),)
+
+    def __len__(self) -> int:
+        return self._num_tasks
+
+    def task(self, place: int) -> Task:
+        generator = torch.Generator().manual_seed(1000 * self._seed + place)
+        pixels = self.input_shape[0]
+        order = torch.randperm(pixels, generator=generator) if place else torch.arange(pixels)
+        train, test = (
+            TensorExamples(unit(x.flatten(1)[:, order]), y)
+            for x, y in (_part(self._images, True), _part(self._images, False))
+        )
+        return Task(f"permutation {place}" if place else "unpermuted", train, test)
+
+
+@final
+class First(Stream):
+    """The first few tasks of another stream, for the same network."""
+
+    def __init__(self, stream: Stream, num_tasks: int) -> None:
+        self._stream, self._num_tasks = stream, num_tasks
+        self.num_outputs, self.input_shape = stream.num_outputs, stream.input_shape
+
+    def __len__(self) -> int:
+        return self._num_tasks
+
+    def task(self, place: int) -> Task:
+        return self._stream.task(place)
+
+
+def _part(images: Images, train: bool) -> tuple[Tensor, Tensor]:
+    return (images.train_x, images.train_y) if train else (images.test_x, images.test_y)
