@@ -60,10 +60,6 @@ class Gradient(ABC):
     def weighted_squares(self, variance: Tensor) -> Tensor:
         """sum_w v_w g_iw^2 for each example: (b,)."""
 
-    @abstractmethod
-    def gram(self, other: "Gradient", variance: Tensor, memory_budget: int) -> Tensor:
-        """sum_w g_iw v_w h_jw: (b, b')."""
-
 
 @final
 @dataclass(frozen=True)
@@ -78,8 +74,8 @@ class Dense(Gradient):
     def weighted_squares(self, variance: Tensor) -> Tensor:
         return torch.einsum("bw,w->b", self.g.flatten(1).square(), variance.flatten())
 
-    def gram(self, other: Gradient, variance: Tensor, memory_budget: int) -> Tensor:
-        assert isinstance(other, Dense)
+    def gram(self, other: "Dense", variance: Tensor) -> Tensor:
+        """sum_w g_iw v_w h_jw: (i, j)."""
         deviation = variance.flatten().sqrt()
         left = self.g.flatten(1) * deviation
         right = left if other is self else other.g.flatten(1) * deviation
@@ -100,19 +96,25 @@ class Outer(Gradient):
     def weighted_squares(self, variance: Tensor) -> Tensor:
         return ((self.g.square() @ variance) * self.a.square()).sum(-1)
 
-    def gram(self, other: Gradient, variance: Tensor, memory_budget: int) -> Tensor:
-        assert isinstance(other, Outer)
-        deviation = variance.sqrt()  # (out, in)
-        total = self.g.new_zeros(len(self.g), len(other.g))
-        row = (len(self.g) + len(other.g)) * deviation.shape[1] * deviation.element_size()
-        for part in torch.arange(len(deviation)).split(max(1, memory_budget // (2 * row))):
-            some = slice(int(part[0]), int(part[-1]) + 1)
-            left = torch.einsum("bo,oi,bi->boi", self.g[:, some], deviation[some], self.a).flatten(1)
-            right = left
-            if other is not self:
-                right = torch.einsum("bo,oi,bi->boi", other.g[:, some], deviation[some], other.a).flatten(1)
-            total += left @ right.T
-        return total
+
+def outer_grams(left: list[Outer], right: list[Outer], variance: Tensor, memory_budget: int) -> Tensor:
+    """sum_oi g_bo a_bi v_oi h_co e_ci for every pair of gradients that share their inputs a and e: (pairs, b, c).
+
+    The sum over the inputs, almost all of the work, is the same for every pair and done once.
+    """
+    a, e = left[0].a, right[0].a
+    g, h = torch.stack([outer.g for outer in left]), torch.stack([outer.g for outer in right])  # (p, b, o)
+    total = a.new_zeros(len(g), len(a), len(e))
+    row = variance.element_size() * ((len(a) + len(e)) * a.shape[1] + len(a) * len(e))  # bytes for each o
+    step = max(1, memory_budget // row)
+    for start in range(0, len(variance), step):
+        some = slice(start, start + step)
+        deviation = variance[some].sqrt()[:, None]  # (o, 1, i)
+        scaled = a * deviation
+        inner = scaled @ (scaled if left is right else e * deviation).mT  # (o, b, c)
+        for p in range(len(g)):
+            total[p] += torch.einsum("bo,co,obc->bc", g[p, :, some], h[p, :, some], inner)
+    return total
 
 
 class Tape:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp import inputs
-from fromp.curvature import MEMORY_BUDGET, Tape, bytes_per_example
+from fromp.curvature import MEMORY_BUDGET, Dense, Outer, Tape, bytes_per_example, outer_grams
 from fromp.errors import KernelError
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
@@ -92,18 +92,24 @@ def inverse(kernel: Tensor, jitter: float) -> Tensor:
 
 def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, memory_budget: int) -> Tensor:
     """The kernel between the examples of two tapes: (c, i, j)."""
-    outputs_of = []
-    for at_left, at_right in zip(
-        _slopes(likelihood, left.f.detach()), _slopes(likelihood, right.f.detach()), strict=True
-    ):
+    slopes = list(zip(_slopes(likelihood, left.f.detach()), _slopes(likelihood, right.f.detach()), strict=True))
+    total = torch.zeros(len(slopes), len(left.f), len(right.f), dtype=torch.double, device=left.f.device)
+    outer: dict[str, tuple[list[Outer], list[Outer]]] = {}
+    for c, (at_left, at_right) in enumerate(slopes):
         # One output at a time: the gradients of all of them at once would be classes times larger.
         g = dict(left.gradients(at_left))
         h = g if right is left else dict(right.gradients(at_right))
-        total = torch.zeros(len(left.f), len(right.f), dtype=torch.double, device=left.f.device)
         for name in g.keys() & h.keys():
-            total += g[name].gram(h[name], variance[name], memory_budget)
-        outputs_of.append(total)
-    return torch.stack(outputs_of)
+            gi, hj = g[name], h[name]
+            if isinstance(gi, Outer) and isinstance(hj, Outer):  # small enough to wait for the other outputs
+                both = outer.setdefault(name, ([], []))
+                both[0].append(gi)
+                both[1].append(hj)
+            elif isinstance(gi, Dense) and isinstance(hj, Dense):
+                total[c] += gi.gram(hj, variance[name])
+    for name, (gs, hs) in outer.items():
+        total += outer_grams(gs, gs if right is left else hs, variance[name], memory_budget)
+    return total
 
 
 def _slopes(likelihood: Likelihood, f: Tensor) -> Iterator[Tensor]:

@@ -80,8 +80,8 @@ class FullKernel(Kernel):
         return cls(torch.cat([kernel.inverse for kernel in kernels]))
 
     def solve(self, d: Tensor) -> Tensor:
-        t, c, i = d.shape
-        return torch.bmm(self.inverse.view(t * c, i, i), d.reshape(t * c, i, 1)).view(t, c, i)
+        # K is symmetric: a row times K is several times faster here than K times a column.
+        return (d.unsqueeze(-2) @ self.inverse).squeeze(-2)
 
     def take(self, tasks: Tensor) -> "FullKernel":
         return FullKernel(self.inverse[tasks])

@@ -1,0 +1,286 @@
+"""What the method costs, as ratios measured in one run with interleaved repetitions."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fromp import folder, gp
+from fromp.curvature import activation_bytes, ggn_diagonal
+from fromp.examples import TensorExamples
+from fromp.likelihoods import Categorical
+from fromp.memory import Memory
+from fromp.methods.fromp import PASS_BYTES
+from fromp.model import detached, evaluating, trainable
+from fromp.networks import cifar_cnn, initialise, mlp
+from fromp.prior import Anchor, FullKernel, FunctionalPrior
+from fromp.runs import environment
+
+POINTS, CLASSES = 200, 10
+
+
+class Setting:
+    """A network with its minibatch, as in the paper's experiments."""
+
+    def __init__(self, name: str, batch_size: int, shape: tuple[int, ...], network: Callable[[], nn.Module]) -> None:
+        self.name, self.batch_size, self.shape = name, batch_size, shape
+        self.model = initialise(network, seed=0).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-6, fused=True)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def images(self, n: int) -> Tensor:
+        """Random inputs of this network."""
+        x = torch.rand(n, *self.shape, generator=self.generator)
+        return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+    def labels(self, n: int) -> Tensor:
+        """Random labels."""
+        return torch.randint(CLASSES, (n,), generator=self.generator)
+
+    def points_per_pass(self) -> int:
+        """As `FROMP` chooses it."""
+        weights = detached(self.model, trainable(self.model))
+        return max(1, PASS_BYTES // activation_bytes(self.model, weights, self.images(2), None))
+
+    def prior(self, tasks: int) -> FunctionalPrior:
+        """A prior on random memories, with kernels of the right size; a step's cost does not depend on their values."""
+        anchors = []
+        for _ in range(tasks):
+            memory = Memory(self.images(POINTS), self.labels(POINTS), torch.zeros(POINTS), None)
+            root = torch.randn(CLASSES, POINTS, POINTS, generator=self.generator) / POINTS
+            with evaluating(self.model), torch.no_grad():
+                mean = gp.mean(self.model, memory.inputs, Categorical()).T.contiguous()
+            anchors.append(Anchor(memory, mean, FullKernel((root @ root.mT)[None])))
+        return FunctionalPrior(anchors, Categorical(), self.points_per_pass())
+
+
+SETTINGS: dict[str, Callable[[], Setting]] = {
+    "mlp": lambda: Setting("mlp", 128, (784,), lambda: mlp(784, (100, 100), CLASSES)),
+    "cnn": lambda: Setting("cnn", 256, (3, 32, 32), lambda: cifar_cnn(CLASSES)),
+}
+THREADS = {"mlp": 1, "cnn": torch.get_num_threads()}
+PAST_TASKS = {"mlp": (1, 3, 5, 9, 20), "cnn": (1, 3, 5)}
+
+
+def main(out: Path, quick: bool = False) -> dict[str, Any]:
+    """Measure everything, print it as a table, and write out/bench.json."""
+    report: dict[str, Any] = {"environment": environment(), "steps": [], "curvature": [], "memory": []}
+    for name in SETTINGS:
+        torch.set_num_threads(THREADS[name])
+        tasks = PAST_TASKS[name][:2] if quick else PAST_TASKS[name]
+        repetitions = 3 if quick else {"mlp": 40, "cnn": 7}[name]
+        report["steps"] += step_costs(name, tasks, repetitions)
+        report["curvature"].append(curvature_costs(name, 2 if quick else 5))
+    for name in SETTINGS:
+        report["memory"].append({"network": name} | {case: peak_memory(name, case) for case in CASES})
+    out.mkdir(parents=True, exist_ok=True)
+    folder.replace(out / "bench.json", (json.dumps(report, indent=1) + "\n").encode())
+    print(table(report))
+    print(f"written: {out / 'bench.json'}")
+    return report
+
+
+def step_costs(name: str, tasks: tuple[int, ...], repetitions: int) -> list[dict[str, Any]]:
+    """A step with the penalty against a plain Adam step on as many samples, for several numbers of past tasks."""
+    setting, rows = SETTINGS[name](), []
+    x, y = setting.images(setting.batch_size), setting.labels(setting.batch_size)
+    for past in tasks:
+        prior = setting.prior(past)
+        more = setting.batch_size + past * POINTS
+        # As many samples in the fastest plain way: one batch for the MLP, batches of the usual size for the CNN.
+        size = more if name == "mlp" else setting.batch_size
+        chunks = list(zip(setting.images(more).split(size), setting.labels(more).split(size), strict=True))
+        drawn = torch.tensor([0, past - 1]).unique()
+        cases: dict[str, Callable[[], object]] = {
+            "plain": lambda chunks=chunks: _plain_step(setting, chunks),  # type: ignore[misc]
+            "fromp": lambda prior=prior: _fromp_step(setting, x, y, prior, None),  # type: ignore[misc]
+            "two tasks a step": lambda prior=prior, d=drawn: _fromp_step(setting, x, y, prior, d),  # type: ignore[misc]
+        }
+        seconds = interleaved(cases, repetitions)
+        if past in (1, 5) and name == "mlp":
+            seconds |= interleaved({"slow twin": lambda prior=prior: _slow_step(setting, x, y, prior)}, 2)  # type: ignore[misc]
+        row = {"network": name, "past_tasks": past, "seconds": seconds, "ratio": seconds["fromp"] / seconds["plain"]}
+        row["ratio_two_tasks"] = seconds["two tasks a step"] / seconds["plain"]
+        if "slow twin" in seconds:
+            row["slow_twin_ratio"] = seconds["slow twin"] / seconds["fromp"]
+        rows.append(row)
+    return rows
+
+
+def curvature_costs(name: str, repetitions: int) -> dict[str, Any]:
+    """The GGN pass and a task's kernels, each against as many plain backward passes as there are classes."""
+    setting = SETTINGS[name]()
+    n = {"mlp": 2000, "cnn": 256}[name]
+    x, y, memory = setting.images(n), setting.labels(n), setting.images(POINTS)
+    names = trainable(setting.model)
+    variance = {k: torch.ones_like(w).detach() for k, w in detached(setting.model, names).items()}
+    data = TensorExamples(x, y)
+    seconds = interleaved(
+        {
+            "backward": lambda: _plain_backwards(setting.model, x),
+            "ggn": lambda: ggn_diagonal(setting.model, names, data, Categorical()),
+            "backward of memory": lambda: _plain_backwards(setting.model, memory),
+            "kernel": lambda: gp.inverse(gp.kernel(setting.model, memory, Categorical(), variance), 1e-3),
+        },
+        repetitions,
+    )
+    return {
+        "network": name,
+        "examples": n,
+        "seconds": seconds,
+        "ggn_ratio": seconds["ggn"] / seconds["backward"],
+        "kernel_ratio": seconds["kernel"] / seconds["backward of memory"],
+    }
+
+
+def interleaved(cases: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
+    """Median seconds of each case, taken in turn, so that a busy moment of the machine falls on all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for repetition in range(repetitions + 1):
+        for name, case in cases.items():
+            start = time.perf_counter()
+            case()
+            if repetition:  # the first warms up
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def peak_memory(name: str, case: str) -> float:
+    """How many MB the process grows by in the named case, measured in a process of its own."""
+    command = [sys.executable, "-c", f"from fromp import bench; bench.print_growth({name!r}, {case!r})"]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def print_growth(name: str, case: str) -> None:
+    """Print the growth of the peak memory, in MB, when `case` runs once."""
+    torch.set_num_threads(THREADS[name])
+    setting = SETTINGS[name]()
+    prepared = CASES[case](setting)
+    before = _peak(reset=True)
+    prepared()
+    print((_peak() - before) / 1024)
+
+
+def _peak(reset: bool = False) -> int:
+    """The highest resident memory so far in kB; after a reset it counts anew."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def _case_plain(setting: Setting) -> Callable[[], object]:
+    x, y = setting.images(setting.batch_size), setting.labels(setting.batch_size)
+    return lambda: _plain_step(setting, [(x, y)])
+
+
+def _case_fromp(setting: Setting) -> Callable[[], object]:
+    x, y, prior = setting.images(setting.batch_size), setting.labels(setting.batch_size), setting.prior(5)
+    return lambda: _fromp_step(setting, x, y, prior, None)
+
+
+def _case_ggn(setting: Setting) -> Callable[[], object]:
+    data = TensorExamples(setting.images(2000), setting.labels(2000))
+    return lambda: ggn_diagonal(setting.model, trainable(setting.model), data, Categorical())
+
+
+def _case_kernel(setting: Setting) -> Callable[[], object]:
+    x, names = setting.images(POINTS), trainable(setting.model)
+    variance = {k: torch.ones_like(w).detach() for k, w in detached(setting.model, names).items()}
+    return lambda: gp.kernel(setting.model, x, Categorical(), variance)
+
+
+CASES: dict[str, Callable[[Setting], Callable[[], object]]] = {
+    "plain step": _case_plain,
+    "fromp step, 5 past tasks": _case_fromp,
+    "ggn, 2000 examples": _case_ggn,
+    "kernel, 200 points": _case_kernel,
+}
+
+
+def _plain_step(setting: Setting, chunks: list[tuple[Tensor, Tensor]]) -> None:
+    setting.model.train()
+    setting.optimizer.zero_grad()
+    total = sum(len(y) for _, y in chunks)
+    for x, y in chunks:
+        (F.cross_entropy(setting.model(x), y) * (len(y) / total)).backward()
+    setting.optimizer.step()
+
+
+def _fromp_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior, tasks: Tensor | None) -> None:
+    setting.model.train()
+    setting.optimizer.zero_grad()
+    loss = F.cross_entropy(setting.model(x), y) + 0.5 * prior.squared_distance(setting.model, tasks)
+    loss.backward()
+    setting.optimizer.step()
+
+
+def _slow_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior) -> None:
+    """g_FR of Algorithm 1 to the letter: the M x P matrix H for every task and class, then H K^-1 (m - m0)."""
+    model = setting.model
+    setting.optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    weights = {name: w.detach() for name, w in model.named_parameters()}
+    model.eval()
+
+    def mean(weights: dict[str, Tensor], x: Tensor, c: int) -> Tensor:
+        return functional_call(model, weights, (x[None],))[0].softmax(-1)[c]
+
+    for anchor in prior.anchors:
+        points = anchor.memory.inputs
+        assert isinstance(points, Tensor) and isinstance(anchor.kernel, FullKernel)
+        for c in range(CLASSES):
+            h = vmap(grad(lambda w, x, c=c: mean(w, x, c)), in_dims=(None, 0))(weights, points)
+            with torch.no_grad():
+                d = model(points).softmax(-1)[:, c] - anchor.mean[c]
+                u = anchor.kernel.inverse[0, c] @ d
+            for name, w in model.named_parameters():
+                assert w.grad is not None
+                w.grad += torch.einsum("iw,i->w", h[name].flatten(1), u).view_as(w)
+    setting.optimizer.step()
+
+
+def _plain_backwards(model: nn.Module, x: Tensor) -> None:
+    """One forward pass and one ordinary backward pass for each class."""
+    model.eval()
+    f, parameters = model(x), list(model.parameters())
+    for c in range(CLASSES):
+        torch.autograd.grad(f[:, c].sum(), parameters, retain_graph=True)
+
+
+def table(report: dict[str, Any]) -> str:
+    """The report as Markdown, for the terminal and for docs/scaling.md."""
+    lines = [
+        "| network | past tasks | step / plain Adam on as many samples | two past tasks drawn a step | slow twin / step |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in report["steps"]:
+        slow = f"{row['slow_twin_ratio']:.0f} x" if "slow_twin_ratio" in row else ""
+        drawn = f"{row['ratio_two_tasks']:.2f} x ({1e3 * row['seconds']['two tasks a step']:.1f} ms)"
+        lines.append(
+            f"| {row['network']} | {row['past_tasks']} | {row['ratio']:.2f} x ({1e3 * row['seconds']['fromp']:.1f} ms) "
+            f"| {drawn} | {slow} |"
+        )
+    lines += [
+        "",
+        "| network | GGN pass / one backward pass a class | kernels of a task / the same |",
+        "|---|---:|---:|",
+    ]
+    lines += [
+        f"| {row['network']} | {row['ggn_ratio']:.2f} x | {row['kernel_ratio']:.1f} x ({row['seconds']['kernel']:.2f} s) |"
+        for row in report["curvature"]
+    ]
+    lines += ["", "| growth of peak memory, MB | " + " | ".join(CASES) + " |", "|---|" + "---:|" * len(CASES)]
+    lines += [
+        f"| {row['network']} | " + " | ".join(f"{row[case]:.0f}" for case in CASES) + " |" for row in report["memory"]
+    ]
+    return "\n".join(lines)
