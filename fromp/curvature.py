@@ -17,7 +17,7 @@ from fromp.errors import DataError, DerivativeError
 from fromp.examples import Examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
-from fromp.model import Head, Weights, check_head, detached, device_of, evaluating, outputs
+from fromp.model import Head, Weights, detached, device_of, evaluating, outputs
 
 MEMORY_BUDGET = 512 * 2**20  # bytes that one chunk of work may hold
 
@@ -314,8 +314,7 @@ def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) 
         return t
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
-        f = outputs(model, x, None, weights)
-        check_head(head, f.shape[1])
+        outputs(model, x, head, weights)
     return sum(kept.values()) // inputs.num_examples(x) + 1
 
 

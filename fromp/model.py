@@ -23,13 +23,14 @@ def outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | N
     if not isinstance(f, Tensor) or f.ndim != 2:
         shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise DataError(f"the model gave {shape}; fromp needs outputs of shape (batch, outputs).")
-    return f if head is None else f[:, torch.tensor(head, device=f.device)]
-
-
-def check_head(head: Head, num_outputs: int) -> None:
-    """An error unless every index of the head is one of the model's outputs."""
     if head is None:
-        return
+        return f
+    check_head(head, f.shape[1])
+    return f[:, torch.tensor(head, device=f.device)]
+
+
+def check_head(head: tuple[int, ...], num_outputs: int) -> None:
+    """An error unless every index of the head is one of the model's outputs."""
     if len(head) == 0:
         raise DataError("head=[] has no outputs; name at least one, or leave it out for all of them.")
     if len(set(head)) < len(head):

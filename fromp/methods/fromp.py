@@ -26,7 +26,7 @@ from fromp.memory import (
     top,
 )
 from fromp.methods.base import Method
-from fromp.model import Head, check_head, detached, device_of, evaluating, outputs, trainable
+from fromp.model import Head, detached, device_of, evaluating, outputs, trainable
 from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
 
 PASS_BYTES = 96 * 2**20  # of activations in one pass over memory: larger ones fall out of the cache
@@ -80,8 +80,8 @@ class FROMP(Method):
                 raise FrompError(f"{name}={value} must be zero or positive, and finite.")
         if not 0 < prior_precision < float("inf"):
             raise FrompError(f"prior_precision={prior_precision} must be positive and finite.")
-        for name, count in {"memory_size": memory_size, "tasks_per_step": tasks_per_step or 1}.items():
-            if count < 1:
+        for name, count in {"memory_size": memory_size, "tasks_per_step": tasks_per_step}.items():
+            if count is not None and count < 1:
                 raise FrompError(f"{name}={count} must be at least 1.")
         self.tau, self.memory_size, self.prior_precision, self.jitter = (
             tau,
@@ -136,8 +136,6 @@ class FROMP(Method):
         names = tuple(self.precision) or trainable(self.model)
         variance = {name: 1 / self._precision_of(name, w) for name, w in detached(self.model, names).items()}
         x = inputs.move(x, device_of(self.model))
-        with evaluating(self.model), torch.no_grad():
-            check_head(_head(head), outputs(self.model, inputs.take(x, slice(0, 1))).shape[1])
         return gp.predict(self.model, x, self.likelihood, variance, _head(head), self.memory_budget)
 
     def drift(self) -> list[float]:

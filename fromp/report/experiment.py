@@ -1,0 +1,117 @@
+"""results.json as the report sees it, and the snapshots beside it."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fromp import folder, results
+from fromp.errors import CheckpointError
+from fromp.experiments import BENCHMARKS, Settings
+from fromp.metrics import Matrix
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The weights after a task and what was remembered of it."""
+
+    task: int  # how many were learned
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The network's state."""
+        mark = "weights."
+        return {name.removeprefix(mark): value for name, value in self.tensors.items() if name.startswith(mark)}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One results.json: a method on a benchmark, with some seeds."""
+
+    path: Path
+    name: str  # what tells it from the others on the page
+    benchmark: str
+    method: str
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    runs: list[dict[str, Any]]  # those that have learned a task
+    summary: dict[str, dict[str, float]]
+
+    @property
+    def finished(self) -> list[dict[str, Any]]:
+        """The runs that have learned every task."""
+        return [run for run in self.runs if len(run["accuracy"]) == run.get("tasks", len(run["accuracy"]))]
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """The finished runs, or, while there are none, those that are furthest."""
+        furthest = max((len(run["accuracy"]) for run in self.runs), default=0)
+        return self.finished or [run for run in self.runs if len(run["accuracy"]) == furthest]
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """The accuracy matrices of the runs that are shown."""
+        return [run["accuracy"] for run in self.shown]
+
+    @property
+    def middle_seed(self) -> int:
+        """The seed whose average accuracy is the median, for pictures of a single run."""
+        ordered = sorted(self.shown, key=lambda run: (run["average_accuracy"], run["seed"]))
+        return int(ordered[(len(ordered) - 1) // 2]["seed"])
+
+    def changed(self) -> list[str]:
+        """The settings that are not the benchmark's own."""
+        if self.benchmark not in BENCHMARKS:
+            return []
+        preset = BENCHMARKS[self.benchmark].settings
+        known = {field.name for field in fields(Settings)}
+        return [k for k, v in self.settings.items() if k in known and _plain(getattr(preset, k)) != _plain(v)]
+
+    def snapshots(self, seed: int) -> list[Snapshot]:
+        """What one seed looked like after each task; none if only results.json is here."""
+        path = results.seed_folder(self.path, seed) / "tasks"
+        found: list[Snapshot] = []
+        while (path / str(len(found) + 1) / folder.MANIFEST).exists():
+            task = len(found) + 1
+            found.append(Snapshot(task, *folder.read(path / str(task), "task")))
+        return found
+
+
+def find(out: Path) -> list[Experiment]:
+    """The experiment in a folder, or those in its subfolders, the most accurate first."""
+    if (out / "results.json").exists():
+        return [_read(out)]
+    found = [_read(path.parent) for path in sorted(out.glob("*/results.json"))]
+    if not found:
+        raise CheckpointError(
+            f"{out} holds no results.json, nor does a folder in it; name one that `fromp run` or `fromp compare` wrote."
+        )
+    return sorted(_told_apart(found), key=lambda one: -one.summary.get("average_accuracy", {}).get("mean", -1.0))
+
+
+def _read(path: Path) -> Experiment:
+    read = results.read(path)
+    try:
+        runs = [run for run in read["runs"] if run["accuracy"]]
+        return Experiment(
+            path, read["method"], read["benchmark"], read["method"], read["settings"], read["environment"], runs,
+            read["summary"],
+        )  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path / 'results.json'} is not what `fromp run` writes ({error}); run the same command again."
+        ) from error
+
+
+def _told_apart(experiments: list[Experiment]) -> list[Experiment]:
+    """Named by method if that tells them apart, else by folder."""
+    if len({one.method for one in experiments}) == len(experiments):
+        return experiments
+    return [Experiment(**{**vars(one), "name": one.path.name}) for one in experiments]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,134 @@
+"""Common checks over every registered method: nothing here knows which one it is looking at."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from fromp.examples import TensorExamples
+from fromp.experiments import settings_for
+from fromp.methods import METHODS
+from fromp.runs import Plan, build_method
+from fromp.training import accuracy
+
+HEADS = [(0, 1), (2, 3), (4, 5)]
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 6))
+    model[1].eval()  # a user may keep some modules in their own mode
+    return model
+
+
+def make(name, model, seed=0):
+    settings = settings_for("toy", {"memory": 6})
+    return build_method(Plan("toy", name, settings), model, seed)
+
+
+def data(task):
+    generator = torch.Generator().manual_seed(task)
+    return TensorExamples(torch.randn(30, 3, generator=generator) + task, torch.arange(30) % 2)
+
+
+def fit(method, task, steps=20):
+    training = method.begin_task(data(task), HEADS[task], [(data(k), HEADS[k]) for k in range(task)])
+    optimizer = torch.optim.Adam(method.model.parameters(), 1e-2)
+    losses = []
+    for step in range(steps):
+        batch = [(*examples.take(torch.arange(step % 3, len(examples), 3)), head) for examples, head in training]
+        optimizer.zero_grad()
+        loss = method.loss(batch)
+        loss.backward()
+        optimizer.step()
+        method.after_step()
+        losses.append(loss.item())
+    method.end_task(data(task), HEADS[task])
+    return losses
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_costs_nothing_before_the_first_task(name):
+    method = make(name, network())
+    penalty = method.penalty()
+    assert penalty.shape == ()
+    assert penalty.item() == 0
+    penalty.backward()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_finite_and_differentiable_after_each_task(name):
+    method = make(name, network())
+    for task in range(3):
+        losses = fit(method, task)
+        assert all(torch.isfinite(torch.tensor(losses)))
+        penalty = method.penalty()
+        assert torch.isfinite(penalty)
+        assert penalty.item() >= 0
+        penalty.backward()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_leaves_the_callers_things_alone(name):
+    model = network()
+    method = make(name, model)
+    fit(method, 0)
+    fit(method, 1)
+    model.zero_grad()
+    modes = [module.training for module in model.modules()]
+    weights = [p.detach().clone() for p in model.parameters()]
+    flags = [p.requires_grad for p in model.parameters()]
+    attributes, hooks = set(vars(model)), len(model._forward_hooks)
+    random, threads = torch.get_rng_state(), torch.get_num_threads()
+    method.penalty()
+    method.end_task(data(2), HEADS[2])
+    accuracy(method, data(2), HEADS[2], 2)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters())
+    assert (set(vars(model)), len(model._forward_hooks)) == (attributes, hooks)
+    assert torch.equal(random, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_lets_go_of_the_past(name):
+    method = make(name, network())
+    x, y = data(0).x.clone(), data(0).y.clone()
+    examples = TensorExamples(x, y)
+    method.begin_task(examples, HEADS[0], [])
+    watches = [weakref.ref(examples), weakref.ref(x)]
+    method.end_task(examples, HEADS[0])
+    del examples, x
+    gc.collect()
+    assert [watch() for watch in watches] == [None, None]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_same_seed_same_numbers(name):
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        method = make(name, network())
+        runs.append([fit(method, task) for task in range(3)])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_restored_method_goes_on_as_if_nothing_had_happened(name):
+    one = make(name, network())
+    fit(one, 0)
+    fit(one, 1)
+    tensors, state = one.state()
+    other = make(name, network(seed=5))
+    other.model.load_state_dict(one.model.state_dict())
+    other.restore({k: v.clone() for k, v in tensors.items()}, state)
+    torch.manual_seed(3)
+    first = fit(one, 2)
+    torch.manual_seed(3)
+    assert fit(other, 2) == first
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)

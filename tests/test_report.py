@@ -1,0 +1,303 @@
+"""The report: one file that stands alone, says what it has, and works in a browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fromp import cli, figures, paper, report, results
+from fromp.errors import CheckpointError
+from fromp.experiments import BENCHMARKS
+from fromp.report import gallery, toy, toy_figure
+from fromp.report.experiment import find
+
+VOID = {"meta", "link", "img", "input", "br", "hr", "path", "use", "rect"}
+HOSTILE = """<script>alert("1")</script>&'$x_1$"""
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+class Page(HTMLParser):
+    """Every tag with its attributes, the text outside scripts and styles, and an error if tags do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self._open = "", []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self._open):
+            self.text += data
+
+    def count(self, tag, **attributes):
+        wanted = {name.rstrip("_"): value for name, value in attributes.items()}
+        return sum(1 for of, has in self.tags if of == tag and wanted.items() <= has.items())
+
+
+def run(out: Path, *options: str) -> Path:
+    assert cli.main(["run", "toy-less-data", "--epochs", "1", "--quiet", "--out", str(out), *options]) == 0
+    return out
+
+
+def page(out: Path) -> Page:
+    path = report.write(out)
+    assert path == out / "report.html"
+    return Page(path.read_text())
+
+
+def change(out: Path, **values: object) -> None:
+    path = out / "results.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory) -> Path:
+    """Two seeds of two tasks, for tests that copy them."""
+    return run(tmp_path_factory.mktemp("made") / "toy", "--tasks", "2", "--seeds", "2")
+
+
+@pytest.fixture
+def out(made, tmp_path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "toy"))
+
+
+def test_it_shows_everything_and_nests(out):
+    found = page(out)
+    for title in ("Average accuracy", "Backward transfer", "Decision boundary", "Accuracy matrix", "Forgetting"):
+        assert title in found.text
+    assert "bands are one standard error" in found.text
+    assert "paper: 99.9 ± 0.0 %" in found.text
+    assert "epochs = 1" in found.text  # is not the benchmark's own, and so not the paper's
+    assert found.count("svg") == 4
+    assert found.count("img", alt="decision boundary after task 2") == 1
+    assert found.count("input", type="range", max="2") == 1
+    assert found.count("a", href="./results.json") == 1
+
+
+def test_it_refers_to_nothing_outside(out):
+    found, text = page(out), (out / "report.html").read_text()
+    assert not re.search(r"https?:|@import|xmlns|srcset", text)
+    assert not re.search(r"url\((?!#)", text)
+    for tag, attributes in found.tags:
+        assert tag not in {"iframe", "object", "embed", "base"}
+        assert (attributes.get("src") or "data:").startswith("data:")
+        assert (attributes.get("href") or "#").startswith(("#", "data:", "./"))
+    identifiers = [attributes["id"] for _, attributes in found.tags if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+
+
+@pytest.mark.parametrize("key", ["method", "benchmark"])
+def test_a_hostile_name_is_text(out, key):
+    change(out, **{key: HOSTILE, "settings": {HOSTILE: HOSTILE}, "environment": {"command": HOSTILE}})
+    found = page(out)
+    assert found.count("script") == 1
+    assert HOSTILE in found.text
+    assert html.escape(HOSTILE) in (out / "report.html").read_text()
+
+
+def test_a_hostile_folder_in_a_comparison_is_text(out, tmp_path):
+    both = tmp_path / "both"
+    for name in ("_plain", HOSTILE.replace("/", "")):
+        shutil.copytree(out, both / name)
+    found = page(both)
+    assert found.count("script") == 1
+    assert HOSTILE.replace("/", "") in found.text
+
+
+def test_without_snapshots_it_says_so(out):
+    shutil.rmtree(out / "seeds")
+    found = page(out)
+    assert "snapshots taken after each task are not beside" in found.text
+    assert found.count("input") == 0
+    assert found.count("svg") == 4
+
+
+def test_snapshots_of_another_network_are_told(out):
+    change(out, settings={**json.loads((out / "results.json").read_text())["settings"], "hidden": [3]})
+    assert "do not fit its settings" in page(out).text
+
+
+def test_one_seed_has_no_bands(out):
+    runs = json.loads((out / "results.json").read_text())["runs"][:1]
+    change(out, runs=runs, summary=results.summary(runs))
+    found = page(out)
+    assert "One seed." in found.text
+    assert "bands" not in found.text
+    assert "±" not in found.text.replace("paper: 99.9 ± 0.0 %", "")
+
+
+def test_a_single_task_has_no_backward_transfer(tmp_path):
+    found = page(run(tmp_path / "single", "--tasks", "1"))
+    assert "Average accuracy" in found.text
+    assert "Backward transfer" not in found.text
+    assert "Accuracy over time" not in found.text
+
+
+def test_a_comparison_is_one_page(out, tmp_path):
+    both = tmp_path / "both"
+    shutil.copytree(out, both / "fromp")
+    run(both / "finetune", "--tasks", "2", "--method", "finetune")
+    found = page(both)
+    assert "2 runs on toy-less-data" in found.text
+    assert found.count("img", class_="stage") == 2
+    assert found.count("a", href="./finetune/results.json") == 1
+    assert "Accuracy: finetune" in found.text
+
+
+def test_unfinished_seeds_are_left_out_and_told(out):
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    runs[1]["accuracy"] = runs[1]["accuracy"][:1]
+    change(out, runs=runs)
+    found = page(out)
+    assert "1 of 2 seeds have not finished" in found.text
+    assert "1 of 2" in found.text
+    assert "One seed." in found.text
+
+
+def test_nothing_learned_yet(out):
+    change(out, runs=[{"seed": 0, "accuracy": [], "seconds": 0, "tasks": 2}], summary={})
+    assert "No task has been learned yet." in page(out).text
+
+
+def test_only_what_the_contract_names_is_needed(out):
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    kept = ("seed", "accuracy", "average_accuracy", "backward_transfer", "forward_transfer", "seconds")
+    change(out, runs=[{name: one[name] for name in kept} for one in runs])
+    assert "Accuracy matrix" in page(out).text
+
+
+def test_an_image_benchmark_shows_what_is_remembered(out):
+    write_image_snapshot(out)
+    change(out, benchmark="some-images")
+    found = page(out)
+    assert "What is remembered" in found.text
+    assert found.count("img", alt="class 7") == 2
+    assert "0.25" in found.text
+    assert [len(task) for task in gallery.remembered(find(out)[0])] == [4]
+
+
+def write_image_snapshot(out: Path) -> None:
+    import torch
+
+    from fromp import folder
+
+    shutil.rmtree(out / "seeds")
+    memory = {
+        "inputs": torch.rand(4, 64), "labels": torch.tensor([0, 0, 1, 1]), "scores": torch.tensor([0.5, 0.25, 0.5, 0.4])
+    }  # fmt: skip
+    for seed in (0, 1):
+        folder.write(out / "seeds" / str(seed) / "tasks" / "1", "task", memory, {"head": [6, 7]})
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"runs": []}'])
+def test_a_folder_without_sound_results_is_an_error(tmp_path, text):
+    if text is not None:
+        (tmp_path / "results.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"results\.json"):
+        report.write(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_the_toy_figure_is_drawn_and_figures_are_saved_in_three_formats(out, tmp_path):
+    toy_figure.main(out, tmp_path / "toy.png")
+    assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
+    experiment = find(out)[0]
+    saved = figures.save(figures.toy_strip(toy.boundaries(experiment, 0)), tmp_path / "new" / "strip")
+    assert [path.name for path in saved] == ["strip.pdf", "strip.svg", "strip.png"]
+    assert all(path.stat().st_size for path in saved)
+    assert "after task 1" in saved[1].read_text()  # text stays text
+    shutil.rmtree(out / "seeds")
+    with pytest.raises(CheckpointError, match="no snapshots"):
+        toy_figure.main(out, tmp_path / "other.png")
+
+
+def test_drawing_leaves_matplotlib_as_it_was(out):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    report.write(out)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_papers_numbers_print_as_they_are_there():
+    assert str(paper.AVERAGE_ACCURACY["split-mnist", "fromp"]) == "99.0 ± 0.1"
+    assert str(paper.AVERAGE_ACCURACY["permuted-mnist", "dlp"]) == "82"
+    assert str(paper.AVERAGE_ACCURACY["toy", "joint"]) == "99.70 ± 0.03"
+    assert str(paper.FORWARD_TRANSFER["split-cifar", "ewc"]) == "0.17 ± 0.9"
+    toys = {benchmark for benchmark, _ in paper.AVERAGE_ACCURACY if benchmark.startswith("toy")}
+    assert toys == {benchmark for benchmark in BENCHMARKS if benchmark.startswith("toy")}
+
+
+PROBE = """<!doctype html><meta charset="utf-8"><body>
+<iframe width="{width}" height="800" srcdoc="{page}"></iframe>
+<script>
+"use strict";
+const frame = document.querySelector("iframe"), found = {{ errors: [] }};
+frame.addEventListener("load", () => {{
+  const inside = frame.contentDocument, view = frame.contentWindow;
+  view.addEventListener("error", event => found.errors.push(String(event.message)));
+  const slider = inside.querySelector("input[type=range]"), stage = inside.querySelector(".stage");
+  const pictures = [slider.max, 1].map(task => {{
+    slider.value = task;
+    slider.dispatchEvent(new view.Event("input"));
+    return stage.src;
+  }});
+  found.pictures = new Set(pictures).size;
+  found.stage = !stage.hidden && stage.getBoundingClientRect().width > 100;
+  const table = inside.querySelector("table.sortable"), button = table.querySelector("th button");
+  const order = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
+  button.click();
+  found.up = order();
+  button.click();
+  found.down = order();
+  const width = inside.documentElement.clientWidth;
+  const beyond = element => element.getBoundingClientRect().right > width + 1 && !element.closest(".scroll");
+  found.beyond = [...inside.querySelectorAll("main *")].filter(beyond).map(element => element.outerHTML.slice(0, 80));
+  found.overflow = inside.documentElement.scrollWidth - width;
+  const report = document.createElement("pre");
+  report.id = "found";
+  report.textContent = JSON.stringify(found);
+  document.body.append(report);
+}});
+</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on the PATH: the page's script is not run")
+@pytest.mark.parametrize("width", [380, 1200])
+def test_in_a_browser_the_slider_moves_tables_sort_and_nothing_overflows(out, tmp_path, width):
+    text = report.write(out).read_text()
+    (tmp_path / "probe.html").write_text(PROBE.format(width=width, page=html.escape(text)))
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000",
+            "--dump-dom", (tmp_path / "probe.html").as_uri(),
+        ],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    (said,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)
+    found = json.loads(html.unescape(said))
+    assert found == {
+        "errors": [], "pictures": 2, "stage": True, "up": ["0", "1"], "down": ["1", "0"], "beyond": [], "overflow": 0
+    }  # fmt: skip
+    assert "CONSOLE" not in done.stderr
