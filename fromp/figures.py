@@ -273,8 +273,10 @@ def _line(axes: Axes, x: NDArray[np.int64], values: Array, place: int, label: st
         x, mean, color=colour, linestyle=LINES[place // len(COLOURS) % len(LINES)],
         marker=MARKERS[place % len(MARKERS)], label=label, zorder=3,
     )  # fmt: skip
-    if error is not None:
+    if error is not None and len(x) > 1:
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+    elif error is not None:
+        axes.vlines(x, mean - error, mean + error, color=colour, alpha=0.5)
 
 
 def _bars(axes: Axes, values: Array) -> None:
