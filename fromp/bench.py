@@ -237,7 +237,8 @@ def _slow_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior) -
 
     for anchor in prior.anchors:
         points = anchor.memory.inputs
-        assert isinstance(points, Tensor) and isinstance(anchor.kernel, FullKernel)
+        assert isinstance(points, Tensor)
+        assert isinstance(anchor.kernel, FullKernel)
         for c in range(CLASSES):
             h = vmap(grad(lambda w, x, c=c: mean(w, x, c)), in_dims=(None, 0))(weights, points)
             with torch.no_grad():
@@ -260,7 +261,7 @@ def _plain_backwards(model: nn.Module, x: Tensor) -> None:
 def table(report: dict[str, Any]) -> str:
     """The report as Markdown, for the terminal and for docs/scaling.md."""
     lines = [
-        "| network | past tasks | step / plain Adam on as many samples | two past tasks drawn a step | slow twin / step |",
+        "| network | past tasks | step / plain Adam, as many samples | two past tasks a step | slow twin / step |",
         "|---|---:|---:|---:|---:|",
     ]
     for row in report["steps"]:
@@ -276,7 +277,8 @@ def table(report: dict[str, Any]) -> str:
         "|---|---:|---:|",
     ]
     lines += [
-        f"| {row['network']} | {row['ggn_ratio']:.2f} x | {row['kernel_ratio']:.1f} x ({row['seconds']['kernel']:.2f} s) |"
+        f"| {row['network']} | {row['ggn_ratio']:.2f} x "
+        f"| {row['kernel_ratio']:.1f} x ({row['seconds']['kernel']:.2f} s) |"
         for row in report["curvature"]
     ]
     lines += ["", "| growth of peak memory, MB | " + " | ".join(CASES) + " |", "|---|" + "---:|" * len(CASES)]

@@ -8,8 +8,6 @@ from typing import Any
 
 from fromp.errors import FrompError
 
-TASKS_HELP = "learn only the first T tasks"
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 2 for a wrong input, 130 or 143 after an interruption."""
@@ -72,7 +70,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     seeds.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1")
     seeds.add_argument("--seed", type=int, metavar="S", help="one seed; default: 0")
     parser.add_argument("--memory", type=int, metavar="M", help="points kept of each task; tau is scaled with it")
-    parser.add_argument("--tasks", type=int, metavar="T", help=TASKS_HELP)
+    parser.add_argument("--tasks", type=int, metavar="T", help="learn only the first T tasks")
     parser.add_argument("--epochs", type=int, metavar="E", help="epochs a task")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/BENCHMARK-METHOD")
     parser.add_argument(
@@ -80,6 +78,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="seeds learned at once, each in a process")
     parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+    parser.add_argument(
+        "--checkpoint-seconds", type=float, default=60.0, metavar="S", help="time between checkpoints; default: 60"
+    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -126,7 +127,7 @@ def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
     if options.seeds is not None and options.seeds < 1:
         raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
     seeds = list(range(options.seeds)) if options.seeds else [options.seed or 0]
-    return learn(plan, seeds, out, options.jobs, options.quiet, console())
+    return learn(plan, seeds, out, options.jobs, options.quiet, options.checkpoint_seconds, console())
 
 
 def _finish(out: Path, console: Any) -> None:

@@ -167,12 +167,12 @@ def settings_for(name: str, changes: dict[str, Any]) -> Settings:
 def parse_setting(text: str) -> tuple[str, Any]:
     """`KEY=VALUE` as a setting's name and its value, of the type that the setting has."""
     key, equals, value = text.partition("=")
-    known = {field.name: field.type for field in fields(Settings)}
+    known = {field.name: getattr(field.type, "__name__", str(field.type)) for field in fields(Settings)}
     if not equals:
         raise FrompError(f"'{text}' is not a setting; write KEY=VALUE, as in lr=0.001.")
     key = key.strip().replace("-", "_")
     choose("setting", key, known)
-    kind = str(known[key])
+    kind = known[key]
     try:
         if "None" in kind and value.lower() == "none":
             return key, None

@@ -1,5 +1,8 @@
 """Seeds learned one after another or several at once, each resumable, all in one folder."""
 
+import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from fromp.progress import console as plain_console
 from fromp.runs import Interrupted, Moment, Plan, Run
 
 
-def learn(plan: Plan, seeds: list[int], out: Path, jobs: int, quiet: bool, console: Console) -> int:
+def learn(
+    plan: Plan, seeds: list[int], out: Path, jobs: int, quiet: bool, checkpoint_seconds: float, console: Console
+) -> int:
     """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
     if jobs < 1:
         raise FrompError(f"--jobs {jobs} is impossible; use at least 1.")
@@ -29,30 +34,33 @@ def learn(plan: Plan, seeds: list[int], out: Path, jobs: int, quiet: bool, conso
                 already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
                 what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
                 console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
-            codes = _learn_all(plan, left, out, jobs, quiet, console)
+            one = partial(_learn_one, plan, out=out, quiet=quiet, checkpoint_seconds=checkpoint_seconds)
+            codes = _in_turn(one, left) if min(jobs, len(left)) <= 1 else _at_once(one, left, jobs)
     except Timeout as error:
         raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
     return max(codes, default=0)
 
 
-def _learn_all(plan: Plan, seeds: list[int], out: Path, jobs: int, quiet: bool, console: Console) -> list[int]:
-    if jobs == 1 or len(seeds) <= 1:
-        codes = []
-        for seed in seeds:
-            codes.append(_learn_one(plan, seed, out, quiet, console))
-            if codes[-1]:
-                break
-        return codes
-    parallel = Parallel(n_jobs=min(jobs, len(seeds)))
-    return list(parallel(delayed(_in_process)(plan, seed, out, quiet) for seed in seeds))
+def _in_turn(one: Callable[[int], int], seeds: list[int]) -> list[int]:
+    codes = []
+    for seed in seeds:
+        codes.append(one(seed))
+        if codes[-1]:
+            break
+    return codes
 
 
-def _in_process(plan: Plan, seed: int, out: Path, quiet: bool) -> int:
+def _at_once(one: Callable[[int], int], seeds: list[int], jobs: int) -> list[int]:
+    return list(Parallel(n_jobs=min(jobs, len(seeds)))(delayed(_on_one_core)(one, seed) for seed in seeds))
+
+
+def _on_one_core(one: Callable[[int], int], seed: int) -> int:
     torch.set_num_threads(1)
-    return _learn_one(plan, seed, out, quiet, plain_console())
+    return one(seed)
 
 
-def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, console: Console) -> int:
+def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, checkpoint_seconds: float) -> int:
+    console = plain_console()
     run = Run(plan, benchmark(plan.benchmark), seed, results.seed_folder(out, seed))
     with Watcher(console, quiet) as show:
 
@@ -62,7 +70,7 @@ def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, console: Console) 
             show(moment)
 
         try:
-            results.record(out, plan, run.learn(watch))
+            results.record(out, plan, run.learn(watch, checkpoint_seconds))
         except Interrupted as stop:
             console.print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
             return 128 + stop.number
@@ -73,14 +81,14 @@ def _done(out: Path, seed: int) -> bool:
     path = results.seed_folder(out, seed) / "run.json"
     if not path.exists():
         return False
-    run: dict[str, Any] = results.json.loads(path.read_text())
+    run: dict[str, Any] = json.loads(path.read_text())
     return len(run["accuracy"]) == run["tasks"]
 
 
 def _check_plan(plan: Plan, out: Path) -> None:
     if not (out / "results.json").exists():
         return
-    found, wanted = results.read(out), results.json.loads(results.json.dumps(plan.as_json()))
+    found, wanted = results.read(out), json.loads(json.dumps(plan.as_json()))
     different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
     different += [key for key, value in wanted["settings"].items() if found["settings"].get(key) != value]
     if different:

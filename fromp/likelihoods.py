@@ -78,7 +78,7 @@ class Categorical(Likelihood):
             raise DataError(
                 f"Categorical labels are {y.dtype} of shape {tuple(y.shape)}; give integers of shape (examples,)."
             )
-        if len(y) and not (0 <= int(y.min()) and int(y.max()) < num_outputs):
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= num_outputs):
             wrong = int(y.max()) if int(y.max()) >= num_outputs else int(y.min())
             raise DataError(
                 f"label {wrong} is outside the head of {num_outputs} outputs; "

@@ -78,7 +78,7 @@ def assess(
     score: Score = memorability,
     memory_budget: int = MEMORY_BUDGET,
 ) -> tuple[Tensor, Tensor]:
-    """The score and the class of every example, after checking that inputs, outputs and labels are sound: (N,), (N,)."""
+    """The score and the class of every example, once inputs, outputs and labels are found sound: (N,), (N,)."""
     scores, classes, seen = [], [], 0
     weights = detached(model, trainable(model))
     with evaluating(model), torch.no_grad():

@@ -95,7 +95,8 @@ def _task_line(moment: Moment) -> str:
     row = moment.accuracy[-1]
     values = " ".join(f"{100 * value:5.1f}" for value in row)
     mean = 100 * sum(row) / len(row)
-    return f"  seed {moment.seed}  after task {moment.task}/{moment.num_tasks}:  {values}   average {mean:.2f} %   {moment.seconds:.0f} s"
+    where = f"  seed {moment.seed}  after task {moment.task}/{moment.num_tasks}:"
+    return f"{where}  {values}   average {mean:.2f} %   {moment.seconds:.0f} s"
 
 
 def _state(moment: Moment) -> str:

@@ -169,7 +169,7 @@ def test_drawing_tasks_is_unbiased():
 
 
 def test_a_stronger_prior_makes_a_smaller_variance():
-    model, reg = small()
+    _, reg = small()
     x = torch.randn(5, 4, dtype=F64)
     wide = reg.predict(x, head=[0, 1]).variance
     for name in reg.precision:

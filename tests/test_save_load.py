@@ -99,7 +99,9 @@ def test_dying_at_any_write_leaves_what_was_there(tmp_path, monkeypatch, step):
     assert len(FROMP.load(tmp_path, model).memories) == 3
 
 
-@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian(2.5), Poisson()], ids=lambda l: type(l).__name__)
+@pytest.mark.parametrize(
+    "likelihood", [Categorical(), Bernoulli(), Gaussian(2.5), Poisson()], ids=lambda lik: type(lik).__name__
+)
 def test_likelihoods_come_back(tmp_path, likelihood):
     FROMP(network(), likelihood).save(tmp_path)
     loaded = FROMP.load(tmp_path, network()).likelihood

@@ -71,7 +71,9 @@ def test_penalty_and_its_gradient(name, likelihood, kernel):
         reg.end_task((inputs, y), head=head)
 
     model.eval()
-    variance = 1 / (0.1 + sum(naive.ggn_diagonal(model, i, y, N, lik, h) for (i, y), h in zip(data, heads, strict=True)))
+    variance = 1 / (
+        0.1 + sum(naive.ggn_diagonal(model, i, y, N, lik, h) for (i, y), h in zip(data, heads, strict=True))
+    )
     torch.testing.assert_close(flat(reg.precision), 1 / variance, **TOLERANCE)
     tasks = []
     for memory in reg.memories:

@@ -236,7 +236,8 @@ class FROMP(Method):
         if anchors:
             if self._num_outputs() != state["outputs"]:
                 raise CheckpointError(
-                    f"the model has {self._num_outputs()} outputs, the saved one had {state['outputs']}; load into the same model."
+                    f"the model has {self._num_outputs()} outputs, the saved one had {state['outputs']}; "
+                    "load into the same model."
                 )
             self._prior = FunctionalPrior(anchors, self.likelihood, self._points_per_pass(self.memories))
 
@@ -277,7 +278,8 @@ class FROMP(Method):
                 )
             if present[name] != shape:
                 raise CheckpointError(
-                    f"the parameter '{name}' is {present[name]}, in the saved model it was {shape}; load into the same model."
+                    f"the parameter '{name}' is {present[name]}, in the saved model it was {shape}; "
+                    "load into the same model."
                 )
 
 

@@ -1,0 +1,190 @@
+"""A run can die at any moment, and the same command ends where it would have ended."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fromp import folder, metrics
+from fromp.cli import main
+from fromp.errors import CheckpointError
+from fromp.experiments import BENCHMARKS, settings_for
+from fromp.runs import Plan, Run
+
+SHORT = ["toy", "--tasks", "3", "--epochs", "2", "--memory", "10", "--quiet"]
+PLAN = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 1, "memory": 6, "tasks_per_step": 1}))
+
+
+def digest(out, seed=0):
+    """The SHA-256 of everything a finished run ends with: weights, memory, prior and random states."""
+    manifest = json.loads((Path(out) / "seeds" / str(seed) / "checkpoint" / "manifest.json").read_text())
+    return manifest["files"]["tensors"]["sha256"]
+
+
+def accuracy(out):
+    return [run["accuracy"] for run in json.loads((Path(out) / "results.json").read_text())["runs"]]
+
+
+def command(out, *more):
+    return [sys.executable, "-m", "fromp.cli", "run", *SHORT, "--checkpoint-seconds", "0.02", "--out", str(out), *more]
+
+
+def test_killed_again_and_again(tmp_path):
+    assert main(["run", *SHORT, "--out", str(tmp_path / "whole")]) == 0
+    chance = random.Random(0)
+    kills = 0
+    while kills < 4:
+        process = subprocess.Popen(command(tmp_path / "killed"))
+        time.sleep(chance.uniform(2.0, 5.0))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    assert kills > 0
+    subprocess.run(command(tmp_path / "killed"), check=True)
+    assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
+    assert accuracy(tmp_path / "killed") == accuracy(tmp_path / "whole")
+
+
+class Died(BaseException):
+    pass
+
+
+def test_dying_at_each_write_step(tmp_path, monkeypatch):
+    """Every call that puts a file in place is, once, the last thing the process does."""
+    whole = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path / "whole")
+    whole.learn(lambda moment: None, checkpoint_seconds=0.05)
+    expected = folder.read(tmp_path / "whole" / "checkpoint", "run")[0]
+    real, writes, limit = os.replace, 0, 0
+
+    def replace(*arguments):
+        nonlocal writes
+        writes += 1
+        if writes == limit:
+            raise Died
+        real(*arguments)
+
+    monkeypatch.setattr(folder.os, "replace", replace)
+    path = tmp_path / "dying"
+    finished = False
+    while not finished:
+        limit, writes = limit + 1, 0
+        try:
+            run = Run(PLAN, BENCHMARKS["toy"], 0, path)
+            run.learn(lambda moment: None, checkpoint_seconds=0.05)
+            finished = True
+        except Died:
+            pass
+    assert limit > 6
+    assert run.rows == whole.rows
+    got = folder.read(path / "checkpoint", "run")[0]
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_says_so(tmp_path, number, code):
+    process = subprocess.Popen(
+        [*command(tmp_path), "--epochs", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    checkpoint = tmp_path / "seeds" / "0" / "checkpoint" / "manifest.json"
+    while not checkpoint.exists():
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "run the same command again" in out
+    _, state = folder.read(checkpoint.parent, "run")
+    assert state["step"] > 0
+
+
+def test_the_same_command_again_says_that_all_is_done(tmp_path, capsys):
+    arguments = ["run", "toy", "--tasks", "1", "--epochs", "1", "--seeds", "2", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    before = digest(tmp_path)
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert "2 already done" in capsys.readouterr().out
+    assert digest(tmp_path) == before
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [run["seed"] for run in results["runs"]] == [0, 1]
+    assert results["summary"]["average_accuracy"]["n"] == 2
+
+
+def test_seeds_at_once_equal_seeds_in_turn(tmp_path):
+    for jobs in ("1", "2"):
+        arguments = ["run", "toy", "--tasks", "2", "--epochs", "1", "--seeds", "2", "--quiet"]
+        assert main([*arguments, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
+    assert [digest(tmp_path / "1", s) for s in (0, 1)] == [digest(tmp_path / "2", s) for s in (0, 1)]
+
+
+def test_another_run_in_the_same_folder_is_refused(tmp_path, capsys):
+    arguments = ["run", "toy", "--tasks", "1", "--epochs", "1", "--quiet", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert main([*arguments, "--set", "lr=0.02"]) == 2
+    assert "another lr; choose another --out" in capsys.readouterr().err
+    assert main([*arguments, "--method", "joint"]) == 2
+
+
+def test_two_processes_in_one_folder_are_refused(tmp_path):
+    from filelock import FileLock
+
+    with FileLock(tmp_path / ".lock"):
+        done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "another process is working in" in done.stderr
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
+    Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).learn(lambda moment: None)
+    other = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 3}))
+    with pytest.raises(CheckpointError, match="other settings"):
+        Run(other, BENCHMARKS["toy"], 0, tmp_path).learn(lambda moment: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "toi"], "no benchmark 'toi'; did you mean 'toy'?"),
+        (["run", "toy", "--method", "frmop"], "no method 'frmop'; did you mean"),
+        (["run", "toy", "--set", "learning=1"], "no setting 'learning'"),
+        (["run", "toy", "--set", "tua=1"], "did you mean 'tau'?"),
+        (["run", "toy", "--set", "lr"], "write KEY=VALUE"),
+        (["run", "toy", "--set", "lr=fast"], "lr=fast is not of the type float"),
+        (["run", "toy", "--set", "lr=-1"], "lr=-1.0 is impossible; it must be positive"),
+        (["run", "toy", "--set", "schedule=linear"], "did you mean 'linear-decay'?"),
+        (["run", "toy", "--tasks", "9"], "tasks=9 is more than the 5 there are"),
+        (["run", "toy", "--seeds", "0"], "--seeds 0 is impossible"),
+        (["run", "toy", "--jobs", "0"], "--jobs 0 is impossible"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_arguments(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_memory_scales_tau():
+    assert settings_for("permuted-mnist", {"memory": 10}).tau == 0.5 * 20
+    assert settings_for("permuted-mnist", {"memory": 10, "tau": 1.0}).tau == 1.0
+
+
+def test_metrics_on_a_matrix_worked_out_by_hand():
+    matrix = [[0.9], [0.8, 1.0], [0.7, 0.9, 0.6]]
+    assert metrics.average_accuracy(matrix) == pytest.approx((0.7 + 0.9 + 0.6) / 3)
+    assert metrics.backward_transfer(matrix) == pytest.approx(((0.7 - 0.9) + (0.9 - 1.0)) / 2)
+    assert metrics.forward_transfer(matrix, [0.5, 0.9, 0.7]) == pytest.approx(((1.0 - 0.9) + (0.6 - 0.7)) / 2)
+    assert metrics.forgetting(matrix) == pytest.approx(((0.9 - 0.7) + (1.0 - 0.9)) / 2)
+    assert metrics.backward_transfer([[0.9]]) is None
+    summary = metrics.summarise([1.0, 2.0, 3.0, 4.0])
+    assert summary == pytest.approx({"mean": 2.5, "std": 1.2909944, "stderr": 0.6454972, "n": 4})
