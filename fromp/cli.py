@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from fromp import results
+    from fromp import report, results
     from fromp.progress import console, results_table
 
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
@@ -106,6 +106,7 @@ def _compare(options: argparse.Namespace) -> int:
             return code
     rows = [(method, results.read(out / method)["summary"]) for method in methods]
     console().print(results_table(options.benchmark, rows))
+    console().print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -6,7 +6,7 @@ class FrompError(ValueError):
 
 
 class DataError(FrompError):
-    """A task's data does not fit the model, the head or the memory."""
+    """Data that is missing, damaged, or does not fit the model, the head or the memory."""
 
 
 class DerivativeError(FrompError):

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -147,11 +146,13 @@ class Run:
     def _snapshot(self) -> None:
         """The weights after a task, and what was remembered of it, for pictures of how it went."""
         tensors = {f"weights.{name}": value for name, value in self.model.state_dict().items()}
+        state: dict[str, Any] = {"accuracy": self.rows[-1]}
         if self.method.memories:
             memory = self.method.memories[-1]
             if isinstance(memory.inputs, Tensor):
                 tensors |= {"inputs": memory.inputs, "labels": memory.labels, "scores": memory.scores}
-        folder.write(self.path / "tasks" / str(self.task), "task", tensors, {"accuracy": self.rows[-1]})
+                state["head"] = memory.head
+        folder.write(self.path / "tasks" / str(self.task), "task", tensors, state)
 
     def _save(self, fit: Fit | None) -> None:
         of_method, method_state = self.method.state()
@@ -228,7 +229,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "command": " ".join(["fromp", *sys.argv[1:]]),
     }
 
 

@@ -165,6 +165,30 @@ class Permuted(Stream):
 
 
 @final
+class Chain(Stream):
+    """Streams with a head a task, one after another, their heads side by side."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = list(streams)
+        self.num_outputs = sum(stream.num_outputs for stream in streams)
+        self.input_shape = streams[0].input_shape
+
+    def __len__(self) -> int:
+        return sum(map(len, self._streams))
+
+    def task(self, place: int) -> Task:
+        first = 0
+        for stream in self._streams:
+            if place < len(stream):
+                task = stream.task(place)
+                outputs = range(stream.num_outputs) if task.head is None else task.head
+                return replace(task, head=tuple(first + index for index in outputs))
+            place -= len(stream)
+            first += stream.num_outputs
+        raise IndexError(place)
+
+
+@final
 class First(Stream):
     """The first few tasks of another stream, for the same network."""
 

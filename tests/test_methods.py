@@ -24,7 +24,7 @@ def network(seed=0):
 
 
 def make(name, model, seed=0):
-    settings = settings_for("toy", {"memory": 6})
+    settings = settings_for("toy", {"memory": 6, "tau": 1.0})
     return build_method(Plan("toy", name, settings), model, seed)
 
 
