@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fromp import folder, gp
+from fromp import figures, folder, gp
 from fromp.curvature import activation_bytes, ggn_diagonal
 from fromp.examples import TensorExamples
 from fromp.likelihoods import Categorical
@@ -84,6 +84,7 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
         report["memory"].append({"network": name} | {case: peak_memory(name, case) for case in CASES})
     out.mkdir(parents=True, exist_ok=True)
     folder.replace(out / "bench.json", (json.dumps(report, indent=1) + "\n").encode())
+    figures.save(figures.step_cost(report["steps"]), out / "step-cost")
     print(table(report))
     print(f"written: {out / 'bench.json'}")
     return report

@@ -77,6 +77,9 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change any setting; repeatable"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="seeds learned at once, each in a process")
+    parser.add_argument(
+        "--first-task", type=Path, metavar="DIR", help="share the first task with runs that name the same folder"
+    )
     parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
     parser.add_argument(
         "--checkpoint-seconds", type=float, default=60.0, metavar="S", help="time between checkpoints; default: 60"
@@ -101,9 +104,13 @@ def _compare(options: argparse.Namespace) -> int:
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
     plans = {method: _plan(options, method) for method in methods}
     out = options.out or Path("runs") / f"{options.benchmark}-comparison"
+    options.first_task = options.first_task or out / "first-task"
     for method, plan in plans.items():
         if code := _learn(plan, out / method, options):
             return code
+    if "separate" in methods:
+        for method in methods:
+            results.add_forward_transfer(out / method, out / "separate")
     rows = [(method, results.read(out / method)["summary"]) for method in methods]
     console().print(results_table(options.benchmark, rows))
     console().print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
@@ -128,7 +135,9 @@ def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
     if options.seeds is not None and options.seeds < 1:
         raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
     seeds = list(range(options.seeds)) if options.seeds else [options.seed or 0]
-    return learn(plan, seeds, out, options.jobs, options.quiet, options.checkpoint_seconds, console())
+    return learn(
+        plan, seeds, out, console(), options.jobs, options.quiet, options.checkpoint_seconds, options.first_task
+    )
 
 
 def _finish(out: Path, console: Any) -> None:
@@ -171,7 +180,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _data(options: argparse.Namespace) -> int:
     from fromp import data
-    from fromp.progress import console
+    from fromp.progress import console, download_bar
 
     out = console()
     if options.action is None:
@@ -184,7 +193,9 @@ def _data(options: argparse.Namespace) -> int:
         return 0
     if options.name is None:
         raise FrompError(f"`fromp data fetch` needs a NAME; there are {', '.join(data.DATASETS)}.")
-    out.print(f"{options.name}: {data.fetch(options.name, options.folder)}", highlight=False)
+    with download_bar(out, options.name) as progress:
+        where = data.fetch(options.name, options.folder, progress)
+    out.print(f"{options.name}: {where}", highlight=False)
     return 0
 
 

@@ -16,11 +16,18 @@ from fromp.errors import CheckpointError, FrompError
 from fromp.experiments import benchmark
 from fromp.progress import Watcher
 from fromp.progress import console as plain_console
-from fromp.runs import Interrupted, Moment, Plan, Run
+from fromp.runs import CHECKPOINT_SECONDS, Interrupted, Moment, Plan, Run
 
 
 def learn(
-    plan: Plan, seeds: list[int], out: Path, jobs: int, quiet: bool, checkpoint_seconds: float, console: Console
+    plan: Plan,
+    seeds: list[int],
+    out: Path,
+    console: Console,
+    jobs: int = 1,
+    quiet: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    first_task: Path | None = None,
 ) -> int:
     """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
     if jobs < 1:
@@ -34,7 +41,7 @@ def learn(
                 already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
                 what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
                 console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
-            one = partial(_learn_one, plan, out=out, quiet=quiet, checkpoint_seconds=checkpoint_seconds)
+            one = partial(_learn_one, plan, out=out, quiet=quiet, seconds=checkpoint_seconds, first_task=first_task)
             codes = _in_turn(one, left) if min(jobs, len(left)) <= 1 else _at_once(one, left, jobs)
     except Timeout as error:
         raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
@@ -59,9 +66,9 @@ def _on_one_core(one: Callable[[int], int], seed: int) -> int:
     return one(seed)
 
 
-def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, checkpoint_seconds: float) -> int:
+def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, seconds: float, first_task: Path | None) -> int:
     console = plain_console()
-    run = Run(plan, benchmark(plan.benchmark), seed, results.seed_folder(out, seed))
+    run = Run(plan, benchmark(plan.benchmark), seed, results.seed_folder(out, seed), first_task)
     with Watcher(console, quiet) as show:
 
         def watch(moment: Moment) -> None:
@@ -70,7 +77,7 @@ def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, checkpoint_seconds
             show(moment)
 
         try:
-            results.record(out, plan, run.learn(watch, checkpoint_seconds))
+            results.record(out, plan, run.learn(watch, seconds))
         except Interrupted as stop:
             console.print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
             return 128 + stop.number

@@ -2,11 +2,13 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from fromp.runs import Moment
@@ -109,6 +111,15 @@ def _state(moment: Moment) -> str:
         text += f"  average so far {100 * sum(row) / len(row):.1f} %"
     left = moment.seconds / max(1, moment.step) * (moment.num_steps - moment.step)
     return f"{text}  task ends in {left:.0f} s"
+
+
+@contextmanager
+def download_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar to be told how many bytes are done, and of how many."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        line = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(line, completed=done, total=total or None)
 
 
 def console() -> Console:

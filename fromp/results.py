@@ -1,4 +1,4 @@
-"""results.json: every run of a plan in one file, rewritten whenever one of them finishes a task."""
+"""results.json: every run of a plan in one file, rewritten whenever one of them finishes a task; and as CSV."""
 
 import json
 from pathlib import Path
@@ -30,8 +30,29 @@ def record(out: Path, plan: Plan, run: dict[str, Any]) -> None:
 
 def write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> None:
     """results.json with these runs."""
-    results = {**plan.as_json(), "environment": environment(), "runs": runs, "summary": summary(runs)}
+    _write(out, {**plan.as_json(), "environment": environment(), "runs": runs, "summary": summary(runs)})
+
+
+def _write(out: Path, results: dict[str, Any]) -> None:
     folder.replace(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    lines = ["seed,after_task,task,accuracy"]
+    lines += [
+        f"{run['seed']},{i + 1},{j + 1},{value}"
+        for run in results["runs"]
+        for i, row in enumerate(run["accuracy"])
+        for j, value in enumerate(row)
+    ]
+    folder.replace(out / "accuracy.csv", ("\n".join(lines) + "\n").encode())
+
+
+def add_forward_transfer(out: Path, separate: Path) -> None:
+    """Put FWT into the runs of `out` whose seed was also learned by networks trained on each task alone."""
+    found, alone = read(out), {run["seed"]: run["accuracy"][-1] for run in read(separate)["runs"]}
+    for run in found["runs"]:
+        if run["seed"] in alone and len(run["accuracy"]) == len(alone[run["seed"]]):
+            run["forward_transfer"] = metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
+            folder.replace(seed_folder(out, run["seed"]) / "run.json", json.dumps(run).encode())
+    _write(out, {**found, "summary": summary(found["runs"])})
 
 
 def read(out: Path) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """A run: one method learns one benchmark with one seed, and can be stopped and taken up again at any step."""
 
+import hashlib
 import json
 import os
 import platform
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -75,8 +77,9 @@ class Interrupted(Exception):
 class Run:
     """One seed of a plan, in a folder of its own."""
 
-    def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path) -> None:
+    def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: Path | None = None) -> None:
         self.plan, self.seed, self.path = plan, seed, path
+        self._first_task = None if first_task is None else first_task / _first_task_name(plan, seed)
         self.stream, self.model = benchmark.make(plan.settings, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
@@ -102,16 +105,26 @@ class Run:
                 "forward_transfer": None,
                 "forgetting": metrics.forgetting(self.rows),
             }
-        return result | {"seconds": sum(self.seconds), "task_seconds": self.seconds, "tasks": len(self.stream)}
+        return result | {
+            "seconds": sum(self.seconds),
+            "task_seconds": self.seconds,
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "tasks": len(self.stream),
+        }
 
     def _learn_task(
-        self, saved: dict[str, Tensor] | None, watch: Watch, checkpoint_seconds: float, asked: list[int]
+        self, saved: dict[str, Any] | None, watch: Watch, checkpoint_seconds: float, asked: list[int]
     ) -> None:
         task = self.stream.task(self.task)
+        if saved is not None and saved["step"] == 0:  # it ended between two tasks: the next begins as always
+            self._restore(None, saved)
         training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
         fit = Fit(self.method, training, self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task))
-        if saved is not None:
+        if saved is not None and saved["step"] > 0:
             self._restore(fit, saved)
+        shared = self._first_task if self.task == 0 and self.method.first_task_is_plain else None
+        if shared is not None and saved is None and (shared / folder.MANIFEST).exists():
+            self._take_first_task(shared, fit)
         start, last = time.monotonic() - self._elapsed, time.monotonic()
         for _ in fit.steps():
             now = time.monotonic()
@@ -122,6 +135,9 @@ class Run:
                 if asked:
                     raise Interrupted(asked[0])
             watch(self._moment(fit, False, now - start))
+        if shared is not None and not (shared / folder.MANIFEST).exists():
+            tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+            folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, {})
         self.method.end_task(task.train, task.head)
         self.rows.append(
             [
@@ -136,6 +152,13 @@ class Run:
         watch(self._moment(fit, True, self.seconds[-1]))
         if asked:
             raise Interrupted(asked[0])
+
+    def _take_first_task(self, shared: Path, fit: Fit) -> None:
+        """Start from another run's first task: it was fitted with the same settings, and no method has a past then."""
+        tensors, _ = folder.read(shared, "first task")
+        self.model.load_state_dict(_under(tensors, "model."))
+        torch.set_rng_state(tensors["random"])
+        fit.step = fit.num_steps
 
     def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
         return Moment(
@@ -262,6 +285,13 @@ def interruptions() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _first_task_name(plan: Plan, seed: int) -> str:
+    """One name for all runs whose first task must come out the same."""
+    settings = plan.settings
+    told = [plan.benchmark, seed, asdict(settings.optimisation()), settings.hidden, settings.activation]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
 def _under(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:

@@ -16,10 +16,15 @@ from fromp import folder, metrics
 from fromp.cli import main
 from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS, settings_for
+from fromp.methods import METHODS
 from fromp.runs import Plan, Run
 
 SHORT = ["toy", "--tasks", "3", "--epochs", "2", "--memory", "10", "--quiet"]
 PLAN = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 1, "memory": 6, "tasks_per_step": 1}))
+
+
+def plan(method):
+    return Plan("toy", method, PLAN.settings)
 
 
 def digest(out, seed=0):
@@ -58,9 +63,10 @@ class Died(BaseException):
     pass
 
 
-def test_dying_at_each_write_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", METHODS)
+def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     """Every call that puts a file in place is, once, the last thing the process does."""
-    whole = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path / "whole")
+    whole = Run(plan(method), BENCHMARKS["toy"], 0, tmp_path / "whole")
     whole.learn(lambda moment: None, checkpoint_seconds=0.05)
     expected = folder.read(tmp_path / "whole" / "checkpoint", "run")[0]
     real, writes, limit = os.replace, 0, 0
@@ -78,7 +84,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch):
     while not finished:
         limit, writes = limit + 1, 0
         try:
-            run = Run(PLAN, BENCHMARKS["toy"], 0, path)
+            run = Run(plan(method), BENCHMARKS["toy"], 0, path)
             run.learn(lambda moment: None, checkpoint_seconds=0.05)
             finished = True
         except Died:
@@ -142,6 +148,29 @@ def test_two_processes_in_one_folder_are_refused(tmp_path):
         done = subprocess.run(command(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "another process is working in" in done.stderr
+
+
+def test_the_first_task_is_shared_and_changes_nothing(tmp_path):
+    alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
+    alone.learn(lambda moment: None)
+    Run(plan("finetune"), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
+    steps = []
+    shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
+    shared.learn(lambda moment: steps.append((moment.task, moment.finished)))
+    assert steps[0] == (1, True)  # the first task was not fitted again
+    assert shared.rows == alone.rows
+    for a, b in zip(alone.model.parameters(), shared.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_comparing_gives_forward_transfer(tmp_path):
+    arguments = ["compare", "toy", "--methods", "finetune,separate", "--tasks", "2", "--epochs", "1", "--quiet"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    rows = {m: json.loads((tmp_path / m / "results.json").read_text())["runs"][0] for m in ("finetune", "separate")}
+    alone = rows["separate"]["accuracy"][-1]
+    assert rows["finetune"]["forward_transfer"] == pytest.approx(rows["finetune"]["accuracy"][1][1] - alone[1])
+    assert rows["separate"]["forward_transfer"] == 0
+    assert len((tmp_path / "finetune" / "accuracy.csv").read_text().splitlines()) == 1 + 3
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ Training = Sequence[tuple[Examples, Head]]  # examples, and the head that each s
 
 class Method(ABC):
     """A model, its likelihood, and whatever is kept of the past."""
+
+    # Before any task has ended there is nothing to hold on to: most methods then train like any other.
+    first_task_is_plain: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood

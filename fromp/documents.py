@@ -1,0 +1,227 @@
+"""The tables in README.md and docs/, filled from the JSON under results/, so that no measured number is typed."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fromp import bench, folder, paper
+from fromp.errors import FrompError
+from fromp.experiments import BENCHMARKS
+from fromp.methods import METHODS
+from fromp.report.experiment import Experiment, find
+
+OPENING = re.compile(r"<!-- generated: (\S+) -->\n")
+CLOSING = "<!-- end -->"
+
+
+def update(root: Path, check: bool = False) -> list[Path]:
+    """Fill the marked blocks of README.md and docs/*.md; returns the files that were stale. `check` writes nothing."""
+    stale = []
+    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+        if not path.exists():
+            continue
+        text = path.read_text(encoding="utf-8")
+        if (filled := _fill(text, path, root / "results")) != text:
+            stale.append(path)
+            if not check:
+                folder.replace(path, filled.encode())
+    return stale
+
+
+def _fill(text: str, path: Path, results: Path) -> str:
+    """The text with everything between each pair of marks made anew."""
+    parts, place = [], 0
+    while opening := OPENING.search(text, place):
+        name, end = opening[1], text.find(CLOSING, opening.end())
+        if end < 0 or OPENING.search(text, opening.end(), end):
+            raise FrompError(f"{path}: the block '{name}' is not closed; end it with {CLOSING}.")
+        if name not in BLOCKS:
+            raise FrompError(f"{path}: there is no block '{name}'; use one of {', '.join(BLOCKS)}.")
+        parts += [text[place : opening.end()], BLOCKS[name](results), "\n"]
+        place = end
+    return "".join([*parts, text[place:]])
+
+
+@dataclass(frozen=True)
+class Row:
+    """A result, if it is there, beside what the paper reports, if it does."""
+
+    title: str
+    experiment: Experiment | None
+    accuracy: paper.Reported | None
+    transfer: paper.Reported | None
+
+    def summary(self, name: str) -> dict[str, float] | None:
+        """Mean, deviation, error and number of the finished runs."""
+        return None if self.experiment is None else self.experiment.summary.get(name)
+
+
+Columns = dict[str, Callable[[Row], str]]
+
+COLUMNS: Columns = {
+    "": lambda row: row.title,
+    "paper": lambda row: _printed(row.accuracy),
+    "here: mean ± standard error": lambda row: _percent(row.summary("average_accuracy")) or "not run",
+    "standard deviation": lambda row: _deviation(row.summary("average_accuracy")),
+    "seeds": lambda row: _number(row.summary("average_accuracy")),
+    "settings changed": lambda row: _changed(row.experiment),
+}
+WITH_TRANSFER: Columns = {
+    **COLUMNS,
+    "backward transfer": lambda row: _percent(row.summary("backward_transfer")),
+    "paper's backward transfer": lambda row: _printed(row.transfer),
+}
+
+
+def _demo(results: Path) -> str:
+    """What `make demo` comes to: the first seed of the toy benchmark."""
+    experiment = _experiment(results / "toy" / "fromp")
+    runs = [] if experiment is None else [run for run in experiment.finished if run["seed"] == 0]
+    if not runs:
+        return "The toy benchmark has not been run yet."
+    seconds = 5 * math.ceil(runs[0]["seconds"] / 5)
+    accuracy = 100 * runs[0]["average_accuracy"]
+    return f"Once installed it takes about {seconds} seconds and ends with an average accuracy of {accuracy:.1f} %."
+
+
+def _toy_comparison(results: Path) -> str:
+    rows = [
+        ("FROMP, released settings", "fromp", "fromp-released"),
+        ("FRORP, released settings", "frorp", "frorp-released"),
+        ("FROMP", "fromp", "fromp"),
+        ("FRORP", "frorp", "frorp"),
+        ("FROMP, released settings but the learning-rate decay", "", "fromp-decay-only"),
+        ("FROMP, released settings but the jitter", "", "fromp-jitter-only"),
+        ("batch Adam (`joint`)", "joint", "joint"),
+        ("plain training (`finetune`)", "finetune", "finetune"),
+    ]
+    listed = {name for _, _, name in rows}
+    others = [path.parent.name for path in sorted((results / "toy").glob("*/results.json"))]
+    rows += [(f"`{name}`", "", name) for name in others if name not in listed]
+    return _table([_row(title, "toy", method, results / "toy" / name) for title, method, name in rows], COLUMNS)
+
+
+def _toy_variations(results: Path) -> str:
+    titles = {"fromp": "FROMP", "joint": "batch Adam"}
+    rows = [
+        _row(f"{benchmark.title}: {title}", name, method, results / name / method)
+        for name, benchmark in BENCHMARKS.items()
+        if name.startswith("toy-")
+        for method, title in titles.items()
+    ]
+    return _table(rows, COLUMNS)
+
+
+def _toy_selection(results: Path) -> str:
+    """The runs that the settings were chosen by."""
+    tried = [path.parent for path in sorted((results / "toy" / "selection").glob("*/results.json"))]
+    if not tried:
+        return "Nothing of the choice has been kept."
+    columns = {name: column for name, column in COLUMNS.items() if name != "paper"}
+    return _table([_row(f"`{path.name}`", "toy", path.name, path) for path in tried], columns)
+
+
+def _benchmark(name: str) -> Callable[[Path], str]:
+    def block(results: Path) -> str:
+        ours = [path.parent.name for path in sorted((results / name).glob("*/results.json"))]
+        if not ours:
+            return f"Not run yet: `fromp compare {name} --methods fromp,frorp --seeds 5 --out results/{name}`."
+        reported = [method for benchmark, method in paper.AVERAGE_ACCURACY if benchmark == name]
+        known = [method for method in METHODS if method in {*ours, *reported}]
+        rows = [
+            _row(f"`{method}`", name, method, results / name / method)
+            for method in dict.fromkeys([*known, *ours, *reported])
+        ]
+        return _table(rows, WITH_TRANSFER)
+
+    return block
+
+
+def _settings(results: Path) -> str:
+    """What a user has to choose, as the presets have it."""
+    names = ("tau", "memory", "prior_precision", "jitter", "lr", "batch_size", "epochs", "schedule")
+    lines = ["| benchmark | " + " | ".join(f"`{name}`" for name in names) + " |", "|---|" + "---:|" * len(names)]
+    for benchmark in ("toy", "split-mnist", "permuted-mnist"):
+        preset = BENCHMARKS[benchmark].settings
+        lines.append(f"| `{benchmark}` | " + " | ".join(_plain(getattr(preset, name)) for name in names) + " |")
+    return "\n".join(lines)
+
+
+def _bench(results: Path) -> str:
+    path = results / "bench" / "bench.json"
+    if not path.exists():
+        return "Not measured yet: `fromp bench --out results/bench`."
+    report = json.loads(path.read_text(encoding="utf-8"))
+    machine = report["environment"]
+    where = f"Measured on {machine['cores']} cores of {machine['processor']}, torch {machine['torch']}."
+    return f"{where}\n\n{bench.table(report)}"
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "demo": _demo,
+    "toy-comparison": _toy_comparison,
+    "toy-variations": _toy_variations,
+    "toy-selection": _toy_selection,
+    "split-mnist": _benchmark("split-mnist"),
+    "split-mnist-small": _benchmark("split-mnist-small"),
+    "permuted-mnist": _benchmark("permuted-mnist"),
+    "settings": _settings,
+    "bench": _bench,
+}
+
+
+def _row(title: str, benchmark: str, method: str, path: Path) -> Row:
+    return Row(
+        title,
+        _experiment(path),
+        paper.AVERAGE_ACCURACY.get((benchmark, method)),
+        paper.BACKWARD_TRANSFER.get((benchmark, method)),
+    )
+
+
+def _experiment(path: Path) -> Experiment | None:
+    return find(path)[0] if (path / "results.json").exists() else None
+
+
+def _table(rows: Sequence[Row], columns: Columns) -> str:
+    """The rows as Markdown."""
+    lines = ["| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows])
+
+
+def _printed(reported: paper.Reported | None) -> str:
+    if reported is None:
+        return ""
+    return f"{reported} ({reported.describe()})" if reported.spread is not None else str(reported)
+
+
+def _percent(summary: dict[str, float] | None) -> str:
+    """The mean with its standard error in percent; a single run has none."""
+    if summary is None:
+        return ""
+    mean = f"{100 * summary['mean']:.2f}"
+    return mean if summary["n"] < 2 else f"{mean} ± {100 * summary['stderr']:.2f}"
+
+
+def _deviation(summary: dict[str, float] | None) -> str:
+    return "" if summary is None or summary["n"] < 2 else f"{100 * summary['std']:.2f}"
+
+
+def _number(summary: dict[str, float] | None) -> str:
+    return "" if summary is None else str(int(summary["n"]))
+
+
+def _changed(experiment: Experiment | None) -> str:
+    if experiment is None or not experiment.summary:
+        return ""
+    return ", ".join(f"`{name}={_plain(experiment.settings[name])}`" for name in experiment.changed())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

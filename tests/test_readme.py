@@ -1,0 +1,136 @@
+"""README.md and docs/ are programs: their blocks run, in order, and print what they say they print."""
+
+import contextlib
+import functools
+import importlib
+import io
+import re
+import shlex
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from fromp import cli
+from fromp.experiments import BENCHMARKS
+from fromp.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TOLERANCE = 0.03  # of accuracies that another machine computes a little differently
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+PROMISE = re.compile(r"^ *print\(.*\)  # (.+)$", re.M)
+
+
+def blocks(path, language):
+    return [body for kind, body in FENCE.findall(path.read_text()) if kind == language]
+
+
+def ids(path):
+    return path.name
+
+
+@pytest.fixture
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if blocks(path, "python")], ids=ids)
+def test_python_blocks_print_what_they_promise(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "document"}
+    with torch.random.fork_rng(devices=[]), mock.patch.dict(METHODS):
+        torch.manual_seed(0)
+        for number, block in enumerate(blocks(path, "python"), 1):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(block, f"{path.name}, block {number}", "exec"), namespace)
+            lines, promises = printed.getvalue().splitlines(), PROMISE.findall(block)
+            assert len(lines) == len(promises), f"{path.name}, block {number} printed {lines}, promised {promises}"
+            for line, promise in zip(lines, promises, strict=True):
+                assert agrees(line, promise), f"{path.name}, block {number} printed {line}, promised {promise}"
+
+
+def agrees(line, promise):
+    """The same text, or two fractions that are close."""
+    fraction = re.compile(r"0\.\d+")
+    if fraction.fullmatch(line) and fraction.fullmatch(promise):
+        return abs(float(line) - float(promise)) <= TOLERANCE
+    return line == promise
+
+
+@pytest.mark.parametrize(
+    ("line", "promise", "same"),
+    [
+        ("0.95", "0.94", True), ("0.95", "0.9", False), ("5", "6", False), ("[1, 2]", "[1, 2]", True),
+        ("[1, 2]", "[1, 3]", False), ("1.0", "0.99", False),
+    ],
+)  # fmt: skip
+def test_a_broken_promise_is_seen(line, promise, same):
+    assert agrees(line, promise) is same
+
+
+def test_the_diff_is_a_training_loop():
+    """The lines that are left after applying it, run on a small stream."""
+    (diff,) = blocks(ROOT / "README.md", "diff")
+    after = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("-"))
+    before = "\n".join(line[1:] for line in diff.splitlines() if not line.startswith("+"))
+    for text in (before, after):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        namespace = {
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), 0.1),
+            "cross_entropy": nn.functional.cross_entropy,
+            "tasks": [
+                torch.utils.data.DataLoader(
+                    torch.utils.data.TensorDataset(torch.randn(300, 3) + shift, torch.arange(300) % 2), 100
+                )
+                for shift in range(2)
+            ],
+        }
+        exec(compile(text, "diff", "exec"), namespace)
+    assert [len(memory) for memory in namespace["reg"].memories] == [200, 200]
+    assert namespace["loss"].requires_grad
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=ids)
+def test_commands_exist(path):
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    for block in blocks(path, "sh"):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["make"]:
+                assert set(words[1:]) <= targets, line
+            if words[:1] == ["fromp"]:
+                options = cli._parser().parse_args(words[1:])
+                if "benchmark" in options:
+                    assert options.benchmark in BENCHMARKS, line
+                    methods = options.methods.split(",") if "methods" in options else [options.method]
+                    for method in methods:
+                        cli._plan(options, method)
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=ids)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[\w-]+)?\)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
+
+
+def test_the_homes_of_the_equations_exist():
+    """`module.name` in docs/method.md is a name in that module."""
+    modules = {file.stem for file in (ROOT / "fromp").glob("*.py")}
+    found = 0
+    for path in re.findall(r"`(\w+(?:\.\w+)+)(?:\(.*?\))?`", (ROOT / "docs" / "method.md").read_text()):
+        module, *names = path.split(".")
+        if module in modules and names != ["py"]:
+            functools.reduce(getattr, names, importlib.import_module(f"fromp.{module}"))
+            found += 1
+    assert found > 20
