@@ -4,8 +4,10 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ from torch.func import functional_call, grad, vmap
 
 from fromp import figures, folder, gp
 from fromp.curvature import activation_bytes, ggn_diagonal
+from fromp.data.images import Images
 from fromp.examples import TensorExamples
+from fromp.experiments import BENCHMARKS, Benchmark
 from fromp.likelihoods import Categorical
 from fromp.memory import Memory
 from fromp.methods.fromp import PASS_BYTES
 from fromp.model import detached, evaluating, trainable
 from fromp.networks import cifar_cnn, initialise, mlp
 from fromp.prior import Anchor, FullKernel, FunctionalPrior
-from fromp.runs import environment
+from fromp.runs import Plan, Run, environment
+from fromp.tasks import Permuted
 
 POINTS, CLASSES = 200, 10
 
@@ -80,6 +85,8 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
         repetitions = 3 if quick else {"mlp": 40, "cnn": 7}[name]
         report["steps"] += step_costs(name, tasks, repetitions)
         report["curvature"].append(curvature_costs(name, 2 if quick else 5))
+    torch.set_num_threads(1)
+    report["engine"] = engine_cost(2 if quick else 5)
     for name in SETTINGS:
         report["memory"].append({"network": name} | {case: peak_memory(name, case) for case in CASES})
     out.mkdir(parents=True, exist_ok=True)
@@ -141,6 +148,38 @@ def curvature_costs(name: str, repetitions: int) -> dict[str, Any]:
         "ggn_ratio": seconds["ggn"] / seconds["backward"],
         "kernel_ratio": seconds["kernel"] / seconds["backward of memory"],
     }
+
+
+def engine_cost(repetitions: int) -> dict[str, Any]:
+    """A whole `finetune` run, with its tests, checkpoints and results, against a loop written by hand."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (14_000, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(CLASSES, (14_000,), generator=generator)
+    images = Images(pixels[:12_000], labels[:12_000], pixels[12_000:], labels[12_000:], ())
+    stream = Permuted(images, 3, CLASSES, seed=0)
+    settings = replace(BENCHMARKS["permuted-mnist"].settings, tasks=3, epochs=5, clip=None)
+    benchmark = Benchmark("random pictures", lambda seed: stream, BENCHMARKS["permuted-mnist"].network, settings)
+
+    def engine() -> None:
+        with tempfile.TemporaryDirectory() as path:
+            Run(Plan("random", "finetune", settings), benchmark, 0, Path(path)).learn(lambda moment: None)
+
+    def by_hand() -> None:
+        model = initialise(lambda: mlp(784, settings.hidden, CLASSES), 0)
+        for place in range(3):
+            x, y = stream.task(place).train.x, stream.task(place).train.y
+            optimizer = torch.optim.Adam(model.parameters(), settings.lr, fused=True)
+            for _ in range(settings.epochs):
+                for chosen in torch.randperm(len(y)).split(settings.batch_size):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+                    optimizer.step()
+            with torch.no_grad():
+                for test in (stream.task(seen).test for seen in range(place + 1)):
+                    (model(test.x).argmax(1) == test.y).float().mean().item()
+
+    seconds = interleaved({"by hand": by_hand, "engine": engine}, repetitions)
+    return {"seconds": seconds, "ratio": seconds["engine"] / seconds["by hand"]}
 
 
 def interleaved(cases: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
@@ -282,6 +321,8 @@ def table(report: dict[str, Any]) -> str:
         f"| {row['kernel_ratio']:.1f} x ({row['seconds']['kernel']:.2f} s) |"
         for row in report["curvature"]
     ]
+    engine = report["engine"]
+    lines += ["", f"A whole `finetune` run takes {engine['ratio']:.2f} x a loop written by hand on the same tensors."]
     lines += ["", "| growth of peak memory, MB | " + " | ".join(CASES) + " |", "|---|" + "---:|" * len(CASES)]
     lines += [
         f"| {row['network']} | " + " | ".join(f"{row[case]:.0f}" for case in CASES) + " |" for row in report["memory"]

@@ -145,7 +145,7 @@ def _settings(results: Path) -> str:
     """What a user has to choose, as the presets have it."""
     names = ("tau", "memory", "prior_precision", "jitter", "lr", "batch_size", "epochs", "schedule")
     lines = ["| benchmark | " + " | ".join(f"`{name}`" for name in names) + " |", "|---|" + "---:|" * len(names)]
-    for benchmark in ("toy", "split-mnist", "permuted-mnist"):
+    for benchmark in ("toy", "split-mnist", "permuted-mnist", "split-cifar"):
         preset = BENCHMARKS[benchmark].settings
         lines.append(f"| `{benchmark}` | " + " | ".join(_plain(getattr(preset, name)) for name in names) + " |")
     return "\n".join(lines)
@@ -166,9 +166,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "toy-comparison": _toy_comparison,
     "toy-variations": _toy_variations,
     "toy-selection": _toy_selection,
-    "split-mnist": _benchmark("split-mnist"),
-    "split-mnist-small": _benchmark("split-mnist-small"),
-    "permuted-mnist": _benchmark("permuted-mnist"),
+    **{name: _benchmark(name) for name in BENCHMARKS if not name.startswith("toy")},
     "settings": _settings,
     "bench": _bench,
 }
