@@ -134,3 +134,15 @@ def test_the_homes_of_the_equations_exist():
             functools.reduce(getattr, names, importlib.import_module(f"fromp.{module}"))
             found += 1
     assert found > 20
+
+
+def test_the_error_messages_are_those_of_the_code():
+    """Every piece of the messages in docs/own-data.md, between its dots, stands in the source."""
+    source = "\n".join(path.read_text() for path in (ROOT / "fromp").rglob("*.py"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)  # strings that go on in the next line
+    table = (ROOT / "docs" / "own-data.md").read_text().partition("## Error messages")[2]
+    messages = re.findall(r"^\| `(.+?)` \|", table, re.M)
+    assert len(messages) > 10
+    for message in messages:
+        for piece in message.split("..."):
+            assert piece.strip(" '") in joined, message

@@ -1,0 +1,137 @@
+"""The tables in the documents say what the results say."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fromp.documents import BLOCKS, OPENING, update
+from fromp.errors import FrompError
+from fromp.experiments import RELEASED_TOY, as_json, settings_for
+from fromp.results import summary
+
+ROOT = Path(__file__).parent.parent
+MACHINE_PATH = re.compile(r"(?<![\w.~/])/(?:work|root|home|tmp|Users|mnt|var|opt)/\w")
+
+
+def write_results(root, benchmark, name, accuracies, method="fromp", **changes):
+    runs = [
+        {"seed": seed, "accuracy": [[accuracy]], "average_accuracy": accuracy, "seconds": 21.0, "tasks": 1}
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    settings = as_json(settings_for(benchmark, changes))
+    found = {"benchmark": benchmark, "method": method, "settings": settings, "environment": {}, "runs": runs}
+    path = root / "results" / benchmark / name
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "results.json").write_text(json.dumps({**found, "summary": summary(runs)}))
+
+
+@pytest.fixture
+def root(tmp_path):
+    """The documents, filled from results of our own."""
+    shutil.copy(ROOT / "README.md", tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    write_results(tmp_path, "toy", "fromp", [0.99, 0.98])
+    write_results(tmp_path, "toy", "fromp-released", [0.9], **RELEASED_TOY)
+    update(tmp_path)
+    return tmp_path
+
+
+def test_no_document_is_stale():
+    stale = [str(path.relative_to(ROOT)) for path in update(ROOT, check=True)]
+    assert not stale, f"{stale} differ from results/; run fromp.documents.update"
+
+
+def test_a_changed_result_is_noticed(root):
+    assert update(root, check=True) == []
+    write_results(root, "toy", "fromp", [0.99, 0.97])
+    assert update(root, check=True) == [root / "docs" / "results.md"]
+    assert update(root, check=True) == [root / "docs" / "results.md"]  # a check writes nothing
+    assert update(root) == [root / "docs" / "results.md"]
+    assert update(root, check=True) == []
+    write_results(root, "toy", "fromp", [0.95, 0.97])  # the demo is seed 0
+    assert update(root) == [root / "README.md", root / "docs" / "results.md"]
+
+
+def row(root, title):
+    lines = (root / "docs" / "results.md").read_text().splitlines()
+    return next([cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith(f"| {title} |"))
+
+
+def test_a_row_has_the_paper_mean_error_deviation_seeds_and_settings(root):
+    assert row(root, "FROMP") == [
+        "FROMP", "99.6 ± 0.2 (standard deviation, 10 runs)", "98.50 ± 0.50", "0.71", "2", "",
+    ]  # fmt: skip
+    cells = row(root, "FROMP, released settings")
+    assert cells[2:5] == ["90.00", "", "1"]  # one seed has no spread
+    assert set(cells[5].split(", ")) == {"`tau=1`", "`jitter=0.001`", "`schedule=constant`"}
+
+
+def test_what_was_not_run_says_so(root):
+    assert row(root, "batch Adam (`joint`)")[2:] == ["not run", "", "", ""]
+    text = (root / "docs" / "results.md").read_text()
+    assert "Not run yet: `fromp compare split-mnist " in text
+    write_results(root, "split-mnist", "fromp", [0.991])
+    update(root)
+    assert row(root, "`fromp`")[1:3] == ["99.0 ± 0.1 (standard error, 5 runs)", "99.10"]
+    assert row(root, "`ewc`")[1:3] == ["63.1", "not run"]
+
+
+def test_the_first_seed_is_what_the_demo_promises(root):
+    assert "about 25 seconds and ends with an average accuracy of 99.0 %" in (root / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- generated: nonsense -->\n<!-- end -->\n", "no block 'nonsense'; use one of demo"),
+        ("<!-- generated: demo -->\n", "'demo' is not closed"),
+        ("<!-- generated: demo -->\n<!-- generated: bench -->\n<!-- end -->\n", "'demo' is not closed"),
+    ],
+)
+def test_a_wrong_mark_is_an_error(root, text, message):
+    (root / "docs" / "scaling.md").write_text(text)
+    with pytest.raises(FrompError, match=message):
+        update(root)
+
+
+def test_text_outside_the_blocks_stays(root):
+    def outside(text):
+        return re.sub(r"(<!-- generated: \S+ -->\n).*?(<!-- end -->)", r"\1\2", text, flags=re.S)
+
+    for path in [Path("README.md"), *(path.relative_to(ROOT) for path in sorted((ROOT / "docs").glob("*.md")))]:
+        assert outside((root / path).read_text()) == outside((ROOT / path).read_text())
+
+
+def test_every_reported_benchmark_has_its_place():
+    used = OPENING.findall((ROOT / "docs" / "results.md").read_text())
+    assert {"toy-comparison", "toy-variations", "split-mnist", "split-mnist-small", "permuted-mnist"} <= set(used)
+    assert set(used) <= set(BLOCKS)
+
+
+def test_settings_were_chosen_on_seeds_of_their_own():
+    """Unlike the numbers that are reported, as docs/results.md says."""
+
+    def seeds(pattern):
+        return {run["seed"] for path in ROOT.glob(pattern) for run in json.loads(path.read_text())["runs"]}
+
+    assert not seeds("results/toy/selection/*/results.json") & seeds("results/toy/*/results.json")
+
+
+def kept_files():
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    results = [path for kind in ("json", "csv", "md") for path in (ROOT / "results").rglob(f"*.{kind}")]
+    return [*documents, *(path for path in results if "seeds" not in path.parts and "first-task" not in path.parts)]
+
+
+def test_no_path_of_a_machine_is_kept():
+    found = {
+        str(path.relative_to(ROOT)): match[0]
+        for path in kept_files()
+        if (match := MACHINE_PATH.search(path.read_text()))
+    }
+    assert not found
+    assert MACHINE_PATH.search("fromp run toy --out /home/me/runs")
+    assert not MACHINE_PATH.search("see https://example.org/home/page and a/tmp/b")
