@@ -80,6 +80,8 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-task", type=Path, metavar="DIR", help="share the first task with runs that name the same folder"
     )
+    parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard (an extra)")
+    parser.add_argument("--ray", action="store_true", help="spread the seeds over a Ray cluster (an extra)")
     parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
     parser.add_argument(
         "--checkpoint-seconds", type=float, default=60.0, metavar="S", help="time between checkpoints; default: 60"
@@ -129,15 +131,16 @@ def _plan(options: argparse.Namespace, method: str) -> Any:
 
 
 def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
-    from fromp.jobs import learn
+    from fromp.jobs import Manner, learn
     from fromp.progress import console
 
     if options.seeds is not None and options.seeds < 1:
         raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
     seeds = list(range(options.seeds)) if options.seeds else [options.seed or 0]
-    return learn(
-        plan, seeds, out, console(), options.jobs, options.quiet, options.checkpoint_seconds, options.first_task
+    manner = Manner(
+        options.jobs, options.quiet, options.checkpoint_seconds, options.first_task, options.tensorboard, options.ray
     )
+    return learn(plan, seeds, out, manner, console())
 
 
 def _finish(out: Path, console: Any) -> None:

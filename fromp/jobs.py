@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from joblib import Parallel, delayed
+from joblib import Parallel, delayed, parallel_config
 from rich.console import Console
 
-from fromp import results
+from fromp import results, tensorboard
 from fromp.errors import CheckpointError, FrompError
 from fromp.experiments import benchmark
 from fromp.progress import Watcher
@@ -19,30 +20,35 @@ from fromp.progress import console as plain_console
 from fromp.runs import CHECKPOINT_SECONDS, Interrupted, Moment, Plan, Run
 
 
-def learn(
-    plan: Plan,
-    seeds: list[int],
-    out: Path,
-    console: Console,
-    jobs: int = 1,
-    quiet: bool = False,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    first_task: Path | None = None,
-) -> int:
+@dataclass(frozen=True)
+class Manner:
+    """How seeds are learned; none of it changes the numbers."""
+
+    jobs: int = 1  # seeds at once, each in a process
+    quiet: bool = False
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    first_task: Path | None = None  # a folder in which runs share their first task
+    tensorboard: bool = False
+    ray: bool = False  # the processes on a Ray cluster rather than here
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise FrompError(f"--jobs {self.jobs} is impossible; use at least 1.")
+
+
+def learn(plan: Plan, seeds: list[int], out: Path, manner: Manner, console: Console) -> int:
     """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
-    if jobs < 1:
-        raise FrompError(f"--jobs {jobs} is impossible; use at least 1.")
     out.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / ".lock", timeout=0):
             _check_plan(plan, out)
             left = [seed for seed in seeds if not _done(out, seed)]
-            if not quiet:
+            if not manner.quiet:
                 already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
                 what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
                 console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
-            one = partial(_learn_one, plan, out=out, quiet=quiet, seconds=checkpoint_seconds, first_task=first_task)
-            codes = _in_turn(one, left) if min(jobs, len(left)) <= 1 else _at_once(one, left, jobs)
+            one = partial(_learn_one, plan, out, manner)
+            codes = _in_turn(one, left) if min(manner.jobs, len(left)) <= 1 else _at_once(one, left, manner)
     except Timeout as error:
         raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
     return max(codes, default=0)
@@ -57,8 +63,15 @@ def _in_turn(one: Callable[[int], int], seeds: list[int]) -> list[int]:
     return codes
 
 
-def _at_once(one: Callable[[int], int], seeds: list[int], jobs: int) -> list[int]:
-    return list(Parallel(n_jobs=min(jobs, len(seeds)))(delayed(_on_one_core)(one, seed) for seed in seeds))
+def _at_once(one: Callable[[int], int], seeds: list[int], manner: Manner) -> list[int]:
+    if manner.ray:
+        try:
+            from ray.util.joblib import register_ray
+        except ImportError as error:
+            raise FrompError("Ray is not installed; pip install fromp[ray], or leave --ray out.") from error
+        register_ray()
+    with parallel_config(backend="ray" if manner.ray else "loky"):
+        return list(Parallel(n_jobs=min(manner.jobs, len(seeds)))(delayed(_on_one_core)(one, seed) for seed in seeds))
 
 
 def _on_one_core(one: Callable[[int], int], seed: int) -> int:
@@ -66,18 +79,22 @@ def _on_one_core(one: Callable[[int], int], seed: int) -> int:
     return one(seed)
 
 
-def _learn_one(plan: Plan, seed: int, out: Path, quiet: bool, seconds: float, first_task: Path | None) -> int:
+def _learn_one(plan: Plan, out: Path, manner: Manner, seed: int) -> int:
     console = plain_console()
-    run = Run(plan, benchmark(plan.benchmark), seed, results.seed_folder(out, seed), first_task)
-    with Watcher(console, quiet) as show:
+    path = results.seed_folder(out, seed)
+    run = Run(plan, benchmark(plan.benchmark), seed, path, manner.first_task)
+    log = tensorboard.watcher(path / "tensorboard") if manner.tensorboard else None
+    with Watcher(console, manner.quiet) as show:
 
         def watch(moment: Moment) -> None:
             if moment.finished:
                 results.record(out, plan, run.result())
             show(moment)
+            if log is not None:
+                log(moment)
 
         try:
-            results.record(out, plan, run.learn(watch, seconds))
+            results.record(out, plan, run.learn(watch, manner.checkpoint_seconds))
         except Interrupted as stop:
             console.print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
             return 128 + stop.number

@@ -103,9 +103,8 @@ def _task_line(moment: Moment) -> str:
 
 def _state(moment: Moment) -> str:
     epoch = min(moment.num_epochs, 1 + moment.step * moment.num_epochs // moment.num_steps)
-    text = (
-        f"task {moment.task + 1}/{moment.num_tasks}  epoch {epoch}/{moment.num_epochs}  loss {float(moment.loss):.4f}"
-    )
+    text = f"task {moment.task + 1}/{moment.num_tasks}  epoch {epoch}/{moment.num_epochs}"
+    text += f"  loss {float(moment.loss.data):.4f}  penalty {float(moment.loss.penalty):.4f}"
     if moment.accuracy:
         row = moment.accuracy[-1]
         text += f"  average so far {100 * sum(row) / len(row):.1f} %"

@@ -24,7 +24,7 @@ from fromp.examples import Examples
 from fromp.experiments import Benchmark, Settings, as_json
 from fromp.likelihoods import Categorical
 from fromp.methods import METHODS
-from fromp.methods.base import Method
+from fromp.methods.base import Loss, Method
 from fromp.model import Head
 from fromp.networks import num_weights
 from fromp.tasks import Stream
@@ -59,8 +59,7 @@ class Moment:
     finished: bool  # the task is learned, remembered and tested
     seconds: float
     accuracy: Sequence[Sequence[float]]
-    method: Method
-    loss: Tensor
+    loss: Loss
 
 
 Watch: TypeAlias = Callable[[Moment], None]
@@ -163,7 +162,7 @@ class Run:
     def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
         return Moment(
             self.seed, self.task, len(self.stream), fit.step, fit.num_steps, fit.settings.epochs, finished, seconds,
-            self.rows, self.method, fit.loss,
+            self.rows, fit.loss,
         )  # fmt: skip
 
     def _snapshot(self) -> None:

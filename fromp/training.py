@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp.examples import Examples
-from fromp.methods.base import Method, Part, Training
+from fromp.methods.base import Loss, Method, Part, Training
 from fromp.model import Head, evaluating
 
 SCHEDULES: dict[str, Callable[[float], float]] = {  # the share of a task that is done -> a factor on lr
@@ -39,7 +39,7 @@ class Fit:
         self._parameters = [p for p in method.model.parameters() if p.requires_grad]
         betas = (settings.beta1, settings.beta2)
         self.optimizer = torch.optim.Adam(self._parameters, settings.lr, betas, fused=True)
-        self.step, self.loss = 0, torch.zeros(())
+        self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
 
     def steps(self) -> Iterator[int]:
         """Train from the present step to the last, yielding the number of steps done."""
@@ -51,13 +51,13 @@ class Fit:
                 group["lr"] = settings.lr * factor(self.step / self.num_steps)
             self.optimizer.zero_grad()
             loss = method.loss(batch)
-            loss.backward()
+            (loss.data + loss.penalty).backward()
             if settings.clip is not None:
                 nn.utils.clip_grad_norm_(self._parameters, settings.clip)
             self.optimizer.step()
             method.after_step()
             self.step += 1
-            self.loss = loss.detach()
+            self.loss = Loss(loss.data.detach(), loss.penalty.detach())
             yield self.step
 
     def state(self) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ def fit(method, task, steps=20):
     for step in range(steps):
         batch = [(*examples.take(torch.arange(step % 3, len(examples), 3)), head) for examples, head in training]
         optimizer.zero_grad()
-        loss = method.loss(batch)
+        loss = sum(method.loss(batch))
         loss.backward()
         optimizer.step()
         method.after_step()

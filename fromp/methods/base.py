@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,13 @@ from fromp.model import Head, device_of, outputs
 
 Part = tuple[Inputs, Tensor, Head]  # examples of one head
 Training = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
+
+
+class Loss(NamedTuple):
+    """The two things that a step descends the sum of, both scalars."""
+
+    data: Tensor
+    penalty: Tensor
 
 
 class Method(ABC):
@@ -34,9 +41,9 @@ class Method(ABC):
         """
         return [(examples, head)]
 
-    def loss(self, batch: Sequence[Part]) -> Tensor:
-        """What a step descends: the mean nll of the batch plus the penalty."""
-        return self.data_loss(batch) + self.penalty()
+    def loss(self, batch: Sequence[Part]) -> Loss:
+        """What a step descends: the mean nll of the batch, and the penalty."""
+        return Loss(self.data_loss(batch), self.penalty())
 
     def data_loss(self, batch: Sequence[Part]) -> Tensor:
         """The mean nll of a batch, whose parts may belong to different heads."""
