@@ -65,7 +65,7 @@ class Setting:
             with evaluating(self.model), torch.no_grad():
                 mean = gp.mean(self.model, memory.inputs, Categorical()).T.contiguous()
             anchors.append(Anchor(memory, mean, FullKernel((root @ root.mT)[None])))
-        return FunctionalPrior(anchors, Categorical(), self.points_per_pass())
+        return FunctionalPrior(anchors, Categorical(), CLASSES, self.points_per_pass())
 
 
 SETTINGS: dict[str, Callable[[], Setting]] = {

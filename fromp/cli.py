@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fromp import __version__
 from fromp.errors import FrompError
 
 
@@ -18,6 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FrompError as error:
         print(f"fromp: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"fromp: {error.filename or 'a file'}: {error.strerror or error}; choose another place.", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"fromp: {error.name} is not installed; pip install 'fromp[experiments]'.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("fromp: interrupted", file=sys.stderr)
         return 130
@@ -27,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fromp", description="Continual learning by functional regularisation of memorable past."
     )
+    parser.add_argument("--version", action="version", version=f"fromp {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="learn a benchmark with one method", description="Learn a benchmark.")
@@ -104,6 +112,8 @@ def _compare(options: argparse.Namespace) -> int:
     from fromp.progress import console, results_table
 
     methods = [name.strip() for name in options.methods.split(",") if name.strip()]
+    if not methods:
+        raise FrompError(f"--methods {options.methods} names no method; write --methods fromp,finetune.")
     plans = {method: _plan(options, method) for method in methods}
     out = options.out or Path("runs") / f"{options.benchmark}-comparison"
     options.first_task = options.first_task or out / "first-task"
@@ -136,6 +146,8 @@ def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
 
     if options.seeds is not None and options.seeds < 1:
         raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
+    if options.seed is not None and not 0 <= options.seed < 2**32:
+        raise FrompError(f"--seed {options.seed} is impossible; use 0 to {2**32 - 1}.")
     seeds = list(range(options.seeds)) if options.seeds else [options.seed or 0]
     manner = Manner(
         options.jobs, options.quiet, options.checkpoint_seconds, options.first_task, options.tensorboard, options.ray

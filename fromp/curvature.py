@@ -72,13 +72,13 @@ class Dense(Gradient):
         return self.g.square().sum(0)
 
     def weighted_squares(self, variance: Tensor) -> Tensor:
-        return torch.einsum("bw,w->b", self.g.flatten(1).square(), variance.flatten())
+        return torch.einsum("bw,w->b", self.g.reshape(len(self.g), -1).square(), variance.flatten())
 
     def gram(self, other: "Dense", variance: Tensor) -> Tensor:
         """sum_w g_iw v_w h_jw: (i, j)."""
         deviation = variance.flatten().sqrt()
-        left = self.g.flatten(1) * deviation
-        right = left if other is self else other.g.flatten(1) * deviation
+        left = self.g.reshape(len(self.g), -1) * deviation
+        right = left if other is self else other.g.reshape(len(other.g), -1) * deviation
         return left @ right.T
 
 
@@ -130,14 +130,15 @@ class Tape:
         recorder = _Recorder(weights, inputs.num_examples(x))
         with torch.enable_grad(), recorder:
             self.f = outputs(model, x, head, weights)  # (b, c)
-        self.calls = recorder.fast_calls()
-        fast = {name for call in self.calls for name in call.names()}
-        self.others = tuple(name for name in weights if name not in fast)
         if not self.f.requires_grad:
             raise DerivativeError(
                 "the outputs do not depend differentiably on any trainable parameter; "
                 "look for argmax, round, detach or no_grad in the model."
             )
+        uses = _uses(self.f, model, weights)
+        self.calls = self._aligned([call for call in recorder.calls if all(uses[name] == 1 for name in call.names())])
+        fast = {name for call in self.calls for name in call.names()}
+        self.others = tuple(name for name in weights if name not in fast)
 
     def gradients(self, s: Tensor) -> Iterator[tuple[str, Gradient]]:
         """The gradient of s . f(x_i) for every weight it reaches, s: (b, c)."""
@@ -150,10 +151,35 @@ class Tape:
             yield from self._gradients_of_others(s)
 
     def numbers_formed(self) -> int:
-        """How many numbers `gradients` forms for each example, at most, beside the activations."""
-        return sum(call.numbers_formed() for call in self.calls) + sum(
-            self.weights[name].numel() for name in self.others
-        )
+        """How many numbers are formed for each example, at most, beside the activations."""
+        lambdas = 3 * self.f.shape[1] ** 2  # Lambda, its factor, and one on the way
+        others = 3 * sum(self.weights[name].numel() for name in self.others)  # vmap holds a few copies
+        return lambdas + others + sum(call.numbers_formed() for call in self.calls)
+
+    def _aligned(self, calls: list["AffineCall"]) -> list["AffineCall"]:
+        """The calls whose rows are the examples in order: the gradients of some examples reach no other rows."""
+        b = len(self.f)
+        if b == 1 or not calls:
+            return calls
+        generator = torch.Generator().manual_seed(0)
+        chosen = torch.rand(b, generator=generator) < 0.5
+        chosen[0], chosen[-1] = True, False
+        s = torch.randn(self.f.shape, generator=generator).to(self.f) * chosen[:, None].to(self.f.device)
+        at_outputs = _differentiate(self.f, [call.z for call in calls], s)
+        aligned = [call for call, g in zip(calls, at_outputs, strict=True) if g is None or not bool(g[~chosen].any())]
+        if len(aligned) < len(calls):
+            self._check_independence()
+        return aligned
+
+    def _check_independence(self) -> None:
+        """An error if what the model says of an example depends on the others in its batch."""
+        with torch.no_grad():
+            two = outputs(self.model, inputs.take(self.x, slice(0, 2)), self.head, self.weights)
+        if not torch.allclose(two, self.f[:2], rtol=1e-3, atol=1e-4):
+            raise DerivativeError(
+                "the outputs of one example depend on the others in its batch, even in evaluation mode; "
+                "use running statistics, or statistics within an example."
+            )
 
     def _gradients_of_others(self, s: Tensor) -> Iterator[tuple[str, Gradient]]:
         others = {name: self.weights[name].detach() for name in self.others}
@@ -165,7 +191,7 @@ class Tape:
 
         try:
             gradients = vmap(grad(product), in_dims=(None, 0, 0))(others, self.x, s)
-        except RuntimeError:  # an operation that vmap cannot batch: one example at a time
+        except (RuntimeError, DataError):  # something that vmap cannot batch: one example at a time
             gradients = self._one_by_one(s)
         for name, g in gradients.items():
             yield name, Dense(g.detach())
@@ -177,7 +203,7 @@ class Tape:
             mask = torch.zeros_like(s)
             mask[i] = s[i]
             row = _differentiate(self.f, weights, mask)
-            rows.append([torch.zeros_like(w) if g is None else g for g, w in zip(row, weights, strict=True)])
+            rows.append([torch.zeros_like(w) if g is None else g.to_dense() for g, w in zip(row, weights, strict=True)])
         return {name: torch.stack(column) for name, column in zip(self.others, zip(*rows, strict=True), strict=True)}
 
 
@@ -319,32 +345,20 @@ def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) 
 
 
 class _Recorder(TorchFunctionMode):
-    """Sees every torch function a forward pass calls, and notes where the tracked weights go."""
+    """Sees every torch function a forward pass calls, and notes the affine ones that apply tracked weights."""
 
     def __init__(self, weights: Weights, batch: int) -> None:
         super().__init__()
         self.names = {id(weight): name for name, weight in weights.items()}
         self.batch = batch
-        self.uses = dict.fromkeys(weights, 0)
         self.calls: list[AffineCall] = []
-
-    def fast_calls(self) -> list[AffineCall]:
-        """The calls whose weights are applied there and nowhere else."""
-        return [call for call in self.calls if all(self.uses[name] == 1 for name in call.names())]
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        used = [self.names[id(t)] for t in _tensors_in((args, tuple(kwargs.values()))) if id(t) in self.names]
-        if not used or not any(True for _ in _tensors_in(result)):  # `weight.shape` and the like use nothing
-            return result
-        for name in used:
-            self.uses[name] += 1
         bind = _AFFINE.get(func)
         call = bind(self, result, *args, **kwargs) if bind is not None else None
-        if call is None:
-            return result
-        if set(call.names()) != set(used):
+        if call is None or not call.names():
             return result
         self.calls.append(call)
         # An in-place activation would overwrite z; it gets a copy to write on.
@@ -352,7 +366,7 @@ class _Recorder(TorchFunctionMode):
 
     def linear(self, z: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> AffineCall | None:
         # The examples must lie along the first axis, and no other axis may be mistaken for them.
-        if input.ndim < 2 or input.shape[0] != self.batch or self.batch in input.shape[1:-1]:
+        if input.ndim < 2 or weight.ndim != 2 or input.shape[0] != self.batch or self.batch in input.shape[1:-1]:
             return None
         return LinearCall(self.names.get(id(weight)), self.names.get(id(bias)), input, z)
 
@@ -393,15 +407,32 @@ def _differentiate(f: Tensor, at: list[Tensor], s: Tensor) -> tuple[Tensor | Non
         ) from error
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors_in(part)
+def _uses(f: Tensor, model: nn.Module, weights: Weights) -> dict[str, int]:
+    """How often each weight enters the graph of f."""
+    names = {id(weight): name for name, weight in weights.items()}
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    counts = dict.fromkeys(weights, 0)
+    todo, seen = [f.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise DerivativeError(
+                "the model uses reentrant checkpointing, which hides its weights; pass use_reentrant=False."
+            )
+        for following, _ in node.next_functions:
+            leaf = getattr(following, "variable", None)
+            if id(leaf) in names:
+                counts[names[id(leaf)]] += 1
+            elif id(leaf) in own:
+                raise DerivativeError(
+                    f"'{own[id(leaf)]}' is used through a reference kept outside its module; "
+                    "use the module's attribute in forward instead."
+                )
+            todo.append(following)
+    return counts
 
 
 def _tuple(value: Any, n: int) -> tuple[int, ...]:

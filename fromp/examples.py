@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from fromp import inputs
 from fromp.errors import DataError
@@ -66,7 +66,10 @@ class DatasetExamples(Examples):
         return _pair(self.collate([self.dataset[i] for i in indices.tolist()]))
 
     def batches(self, size: int) -> Iterator[Batch]:
-        loader = DataLoader(self.dataset, size, collate_fn=self.collate, num_workers=self.num_workers)
+        # A generator of its own: a loader without one draws a seed from the global random state.
+        loader = DataLoader(
+            self.dataset, size, collate_fn=self.collate, num_workers=self.num_workers, generator=torch.Generator()
+        )
         for batch in loader:
             yield _pair(batch)
 
@@ -76,6 +79,7 @@ def as_examples(data: Any) -> Examples:
     if isinstance(data, Examples):
         examples = data
     elif isinstance(data, DataLoader):
+        _check_sampler(data)
         collate = default_collate if data.collate_fn is None else data.collate_fn
         examples = DatasetExamples(_map_style(data.dataset), collate, data.num_workers)
     elif isinstance(data, Dataset) or not isinstance(data, tuple | list):
@@ -85,6 +89,16 @@ def as_examples(data: Any) -> Examples:
     if len(examples) == 0:
         raise DataError("the task has no examples; end_task needs at least one.")
     return examples
+
+
+def _check_sampler(loader: DataLoader) -> None:
+    sampler = loader.sampler
+    whole = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
+    if not isinstance(loader.dataset, IterableDataset) and not (whole and len(sampler) == len(loader.dataset)):  # type: ignore[arg-type]
+        raise DataError(
+            f"the DataLoader's {type(sampler).__name__} takes only some of its dataset, or some twice; "
+            "give the examples of the task as a torch.utils.data.Subset."
+        )
 
 
 def _map_style(dataset: Any) -> Dataset:

@@ -23,7 +23,10 @@ def write(folder: str | os.PathLike, kind: str, tensors: dict[str, Tensor], stat
     Until the manifest is replaced, the folder still says what it said before.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be made a folder ({error.strerror}); choose another.") from error
     contents = {
         "tensors": (
             ".safetensors",
@@ -56,7 +59,8 @@ def read(folder: str | os.PathLike, kind: str) -> tuple[dict[str, Tensor], dict[
         raise CheckpointError(f"{folder} has format {manifest.get('format')}; this version of fromp reads {FORMAT}.")
     data = {}
     for role in ("tensors", "state"):
-        entry = manifest.get("files", {}).get(role)
+        files = manifest.get("files")
+        entry = files.get(role) if isinstance(files, dict) else None
         if not isinstance(entry, dict) or not {"name", "sha256"} <= entry.keys():
             raise CheckpointError(f"{folder / MANIFEST} does not name its {role}; restore the folder from a copy.")
         path = folder / Path(str(entry["name"])).name

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fromp import inputs
 from fromp.curvature import MEMORY_BUDGET, Dense, Outer, Tape, bytes_per_example, outer_grams
-from fromp.errors import KernelError
+from fromp.errors import DataError, KernelError
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.model import Head, Weights, detached, evaluating, outputs
@@ -40,7 +40,7 @@ def kernel(
     """
     weights = detached(model, tuple(variance))
     with evaluating(model):
-        tiles = list(_tiles(model, weights, x, head, memory_budget))
+        tiles = list(_tiles(model, weights, x, head, memory_budget // 2))  # two of them at a time
         blocks: dict[tuple[int, int], Tensor] = {}
         for i, rows in enumerate(tiles):
             left = Tape(model, weights, rows, head)
@@ -61,6 +61,8 @@ def predict(
     memory_budget: int = MEMORY_BUDGET,
 ) -> Prediction:
     """E[y] = m(x), Var[y_c] = K_c(x, x) + Var[y_c | f(x)], the appendix's predictive for one GP an output."""
+    if inputs.num_examples(x) == 0:
+        raise DataError("there is nothing to predict: x holds no examples.")
     weights = detached(model, tuple(variance))
     means, variances = [], []
     with evaluating(model):
@@ -78,6 +80,10 @@ def predict(
 
 def inverse(kernel: Tensor, jitter: float) -> Tensor:
     """(K + jitter I)^-1 for each output, in double precision throughout: (c, i, j)."""
+    if not bool(torch.isfinite(kernel).all()):
+        raise KernelError(
+            "the kernel is not finite; look for derivatives that are not, or a prior_precision near zero."
+        )
     regular = kernel.double() + jitter * torch.eye(kernel.shape[-1], dtype=torch.double, device=kernel.device)
     factor, failed = torch.linalg.cholesky_ex(regular)
     if bool(failed.any()):
@@ -99,7 +105,7 @@ def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, m
         # One output at a time: the gradients of all of them at once would be classes times larger.
         g = dict(left.gradients(at_left))
         h = g if right is left else dict(right.gradients(at_right))
-        for name in g.keys() & h.keys():
+        for name in (name for name in g if name in h):
             gi, hj = g[name], h[name]
             if isinstance(gi, Outer) and isinstance(hj, Outer):  # small enough to wait for the other outputs
                 both = outer.setdefault(name, ([], []))

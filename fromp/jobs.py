@@ -1,15 +1,19 @@
 """Seeds learned one after another or several at once, each resumable, all in one folder."""
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 from joblib import Parallel, delayed, parallel_config
+from joblib.externals.loky import get_reusable_executor
 from rich.console import Console
 
 from fromp import results, tensorboard
@@ -70,8 +74,31 @@ def _at_once(one: Callable[[int], int], seeds: list[int], manner: Manner) -> lis
         except ImportError as error:
             raise FrompError("Ray is not installed; pip install fromp[ray], or leave --ray out.") from error
         register_ray()
-    with parallel_config(backend="ray" if manner.ray else "loky"):
-        return list(Parallel(n_jobs=min(manner.jobs, len(seeds)))(delayed(_on_one_core)(one, seed) for seed in seeds))
+    with parallel_config(backend="ray" if manner.ray else "loky"), _terminable():
+        parallel = Parallel(n_jobs=min(manner.jobs, len(seeds)))
+        try:
+            return list(parallel(delayed(_on_one_core)(one, seed) for seed in seeds))
+        except _Terminated:
+            get_reusable_executor().shutdown(wait=True, kill_workers=True)
+            return [128 + signal.SIGTERM]
+
+
+class _Terminated(BaseException):
+    """SIGTERM came to the process that waits for the others."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM raises inside, so that the processes at work can be stopped too."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _on_one_core(one: Callable[[int], int], seed: int) -> int:

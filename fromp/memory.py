@@ -112,7 +112,7 @@ def remember(
     indices = select(scores, classes, size)
     x, y = examples.take(indices.cpu())
     x = move(transform(lambda part: part.detach().clone(), x), scores.device)
-    return Memory(x, y.detach().clone().to(scores.device), scores[indices].clone(), head)
+    return Memory(x, y.detach().clone().to(scores.device), scores[indices].detach().clone(), head)
 
 
 def memory_bytes(memory: Memory) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fromp.errors import DataError, DerivativeError
-from fromp.inputs import Inputs
+from fromp.inputs import Inputs, tensors
 
 Weights: TypeAlias = Mapping[str, Tensor]
 Head: TypeAlias = tuple[int, ...] | None  # output indices; None is every output
@@ -19,7 +19,10 @@ def outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | N
     """f(x) at the model's own weights, or at `weights`, restricted to a head: (b, c)."""
     kwargs = dict(x) if isinstance(x, Mapping) else {}
     args = (x,) if isinstance(x, Tensor) else () if isinstance(x, Mapping) else tuple(x)
+    before = [part._version for part in tensors(x) if not part.is_inference()]
     f = model(*args, **kwargs) if weights is None else functional_call(model, dict(weights), args, kwargs)
+    if before != [part._version for part in tensors(x) if not part.is_inference()]:
+        raise DataError("the model writes on its inputs; let it work on a copy, as in `x = x - mean`.")
     if not isinstance(f, Tensor) or f.ndim != 2:
         shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise DataError(f"the model gave {shape}; fromp needs outputs of shape (batch, outputs).")
@@ -43,7 +46,16 @@ def check_head(head: tuple[int, ...], num_outputs: int) -> None:
 
 
 def trainable(model: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters that training changes; an error if there are none."""
+    """Names of the parameters that training changes; an error if there are none, or the model hides them."""
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise DerivativeError(f"{type(model).__name__} wraps the model; give the model itself: model.module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise DerivativeError("a scripted model cannot be looked into; give the model it was made from.")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise DerivativeError(f"'{name}' has no shape yet; run the model once on a batch first.")
+        if parameter.is_meta:
+            raise DerivativeError(f"'{name}' is on the meta device and has no values; load the weights first.")
     names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     if not names:
         count = sum(1 for _ in model.parameters())

@@ -136,7 +136,8 @@ class Run:
             watch(self._moment(fit, False, now - start))
         if shared is not None and not (shared / folder.MANIFEST).exists():
             tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-            folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, {})
+            took = {"seconds": time.monotonic() - start}
+            folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, took)
         self.method.end_task(task.train, task.head)
         self.rows.append(
             [
@@ -154,7 +155,8 @@ class Run:
 
     def _take_first_task(self, shared: Path, fit: Fit) -> None:
         """Start from another run's first task: it was fitted with the same settings, and no method has a past then."""
-        tensors, _ = folder.read(shared, "first task")
+        tensors, took = folder.read(shared, "first task")
+        self._elapsed = took["seconds"]
         self.model.load_state_dict(_under(tensors, "model."))
         torch.set_rng_state(tensors["random"])
         fit.step = fit.num_steps

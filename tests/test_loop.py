@@ -108,7 +108,7 @@ def test_unfreezing_starts_from_the_prior():
     assert float(reg.precision["0.weight"].min()) >= reg.prior_precision
 
 
-def test_parameter_groups_and_shared_weights():
+def test_parameter_groups():
     model, reg = remembered()
     groups = [{"params": model[0].parameters(), "lr": 1e-3}, {"params": model[3].parameters(), "lr": 1e-2}]
     optimizer = torch.optim.Adam(groups)
@@ -116,8 +116,26 @@ def test_parameter_groups_and_shared_weights():
     for _ in range(3):
         optimizer.zero_grad()
         (F.cross_entropy(model(x)[:, 2:], y) + reg.penalty()).backward()
+        before = [p.detach().clone() for p in model.parameters()]
         optimizer.step()
+        moved = [float((p - q).abs().max()) for p, q in zip(model.parameters(), before, strict=True)]
+        assert max(moved[:2]) <= 1.01e-3 < min(moved[2:]) <= 1.01e-2
     assert reg.penalty().item() > 0
+
+
+def test_shared_weights():
+    """A weight used twice is held by both of its uses: the penalty's gradient is the one of its definition."""
+    torch.manual_seed(0)
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    reg = FROMP(model, Categorical(), tau=1.0, memory_size=8, jitter=1e-2, kernel=IdentityKernel)
+    reg.end_task(task(0))
+    memory = reg.memories[0]
+    with torch.no_grad():
+        before = model(memory.inputs).softmax(-1)
+        shared.weight += 0.1
+    expected = torch.autograd.grad(0.5 * (model(memory.inputs).softmax(-1) - before).square().sum(), shared.weight)
+    torch.testing.assert_close(torch.autograd.grad(reg.penalty(), shared.weight), expected)
 
 
 def test_without_gradients_it_is_a_number():

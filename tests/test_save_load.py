@@ -116,7 +116,7 @@ class Own(GLM):
 
 def test_a_likelihood_of_ones_own_is_given_again(tmp_path):
     FROMP(network(), Own()).save(tmp_path)
-    with pytest.raises(CheckpointError, match="likelihood 'Own' is your own; give it again"):
+    with pytest.raises(CheckpointError, match=r"likelihood '.*Own' is your own; give it again"):
         FROMP.load(tmp_path, network())
     assert isinstance(FROMP.load(tmp_path, network(), likelihood=Own()).likelihood, Own)
 
@@ -144,9 +144,14 @@ def test_structured_inputs_come_back(tmp_path, wrap):
     assert loaded.penalty().item() == reg.penalty().item() > 0
 
 
-def test_nothing_but_tensors_and_json_is_read(tmp_path):
-    _, reg = taught()
+def test_nothing_but_tensors_and_json_is_read(tmp_path, monkeypatch):
+    import pickle
+
+    model, reg = taught()
     reg.save(tmp_path)
+    for module, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(module, name, None)
+    FROMP.load(tmp_path, model)
     for path in tmp_path.iterdir():
         if path.suffix == ".json":
             json.loads(path.read_text())

@@ -1,7 +1,7 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fromp import folder, gp, inputs
 from fromp.curvature import MEMORY_BUDGET, activation_bytes, ggn_diagonal
-from fromp.errors import CheckpointError, FrompError
+from fromp.errors import CheckpointError, DataError, FrompError
 from fromp.examples import as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -122,6 +122,7 @@ class FROMP(Method):
             scores = computed if scores is None else scores.to(computed.device)
             memory = remember(examples, scores, classes, self.memory_size, head, self.select)
             memories = [*self.memories, memory]
+            self._check_model(_described(self.precision))
             names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
             task = ggn_diagonal(self.model, names, examples, self.likelihood, head, self.memory_budget)
             precision = {name: self._precision_of(name, task[name]) + task[name] for name in names}  # Eq. (9)
@@ -129,7 +130,8 @@ class FROMP(Method):
         except BaseException:
             self._generator.set_state(draws)
             raise
-        self.memories, self.precision, self._prior = memories, precision, prior
+        self.memories = [anchor.memory for anchor in prior.anchors]
+        self.precision, self._prior = precision, prior
 
     def predict(self, x: Inputs, head: Sequence[int] | None = None) -> gp.Prediction:
         """The GP predictive at x: mean and variance of y, observation term included, both (b, c)."""
@@ -164,10 +166,11 @@ class FROMP(Method):
         path: str | os.PathLike,
         model: nn.Module,
         likelihood: Likelihood | None = None,
+        kernel: type[Kernel] | None = None,
         score: Score | None = None,
         select: Select | None = None,
     ) -> "FROMP":
-        """What `save` wrote, for the same model. A likelihood, score or selection of your own must be given again."""
+        """What `save` wrote, for the same model. What you wrote yourself, such as a likelihood, is given again."""
         tensors, state = folder.read(path, "fromp")
         settings = state["settings"]
         if likelihood is None:
@@ -179,7 +182,7 @@ class FROMP(Method):
             likelihood,
             **{name: settings[name] for name in ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step")},
             memory_budget=settings["memory_budget"],
-            kernel=_named(KERNELS, settings["kernel"], "kernel"),
+            kernel=kernel or _named(KERNELS, settings["kernel"], "kernel"),
             score=score or _named(SCORES, settings["score"], "score"),
             select=select or _named(SELECTIONS, settings["select"], "select"),
         )
@@ -200,12 +203,17 @@ class FROMP(Method):
             tensors |= {f"prior.{s}.kernel.{name}": t for name, t in anchor.kernel.tensors().items()}
         names = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget")
         settings = {name: getattr(self, name) for name in names}
-        settings |= {name: getattr(self, name).__name__ for name in ("kernel", "score", "select")}
+        settings |= {
+            "kernel": _name_of(KERNELS, self.kernel),
+            "score": _name_of(SCORES, self.score),
+            "select": _name_of(SELECTIONS, self.select),
+        }
+        likelihood = _name_of(LIKELIHOODS, type(self.likelihood))
         return tensors, {
             "settings": settings,
-            "likelihood": {"name": type(self.likelihood).__name__, "settings": self.likelihood.settings()},
-            "weights": {name: list(value.shape) for name, value in self.precision.items()},
-            "outputs": self._num_outputs() if memories else None,
+            "likelihood": {"name": likelihood, "settings": self.likelihood.settings()},
+            "weights": _described(self.precision),
+            "outputs": self._prior.num_outputs if self._prior else None,
             "memories": memories,
         }
 
@@ -228,18 +236,16 @@ class FROMP(Method):
             mark = f"prior.{s}.kernel."
             kernel = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
             anchors.append(Anchor(memory, tensors[f"prior.{s}.mean"], self.kernel.from_tensors(kernel)))
+        prior = None
+        if anchors:
+            self._check_outputs(anchors[0].memory, state["outputs"])
+            points = self._points_per_pass([anchor.memory for anchor in anchors])
+            prior = FunctionalPrior(anchors, self.likelihood, state["outputs"], points)
         mark = "precision."
         self.precision = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
-        self.memories = [anchor.memory for anchor in anchors]
+        self.memories = [anchor.memory for anchor in prior.anchors] if prior else []
+        self._prior = prior
         self._generator.set_state(tensors["generator"])
-        self._prior = None
-        if anchors:
-            if self._num_outputs() != state["outputs"]:
-                raise CheckpointError(
-                    f"the model has {self._num_outputs()} outputs, the saved one had {state['outputs']}; "
-                    "load into the same model."
-                )
-            self._prior = FunctionalPrior(anchors, self.likelihood, self._points_per_pass(self.memories))
 
     def _precision_of(self, name: str, like: Tensor) -> Tensor:
         known = self.precision.get(name)
@@ -265,29 +271,47 @@ class FROMP(Method):
             )
         return max(1, PASS_BYTES // cost)
 
-    def _num_outputs(self) -> int:
+    def _check_outputs(self, memory: Memory, expected: int) -> None:
         with evaluating(self.model), torch.no_grad():
-            return outputs(self.model, inputs.take(self.memories[0].inputs, slice(0, 1))).shape[1]
+            found = outputs(self.model, inputs.take(memory.inputs, slice(0, 2))).shape[1]
+        if found != expected:
+            raise CheckpointError(
+                f"the model has {found} outputs, the saved one had {expected}; load into the same model."
+            )
 
-    def _check_model(self, saved: dict[str, list[int]]) -> None:
-        present = {name: list(p.shape) for name, p in self.model.named_parameters()}
-        for name, shape in saved.items():
+    def _check_model(self, past: dict[str, list[Any]]) -> None:
+        """An error unless the weights are those that the past was remembered with."""
+        present = _described(dict(self.model.named_parameters()))
+        for name, (shape, dtype) in past.items():
             if name not in present:
                 raise CheckpointError(
-                    f"the model has no parameter '{name}', the saved one had; load into the same model."
+                    f"the model has no parameter '{name}', the remembered one had; use the same model."
                 )
-            if present[name] != shape:
+            if present[name] != [shape, dtype]:
                 raise CheckpointError(
-                    f"the parameter '{name}' is {present[name]}, in the saved model it was {shape}; "
-                    "load into the same model."
+                    f"the parameter '{name}' is {present[name][0]} {present[name][1]}, in the remembered model it was "
+                    f"{shape} {dtype}; use the same model, with all its outputs from the start."
                 )
 
 
 def _head(head: Sequence[int] | None) -> Head:
+    if head is not None and not isinstance(head, Iterable):
+        raise DataError(f"head={head} is not a list of output indices; write head=[2, 3].")
     return None if head is None else tuple(int(index) for index in head)
 
 
-def _named(known: dict[str, Any], name: str, role: str) -> Any:
+def _described(weights: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+    """Shape and type of each weight, as JSON values."""
+    return {name: [list(w.shape), str(w.dtype).removeprefix("torch.")] for name, w in weights.items()}
+
+
+def _name_of(known: Mapping[str, Any], thing: Any) -> str:
+    """The name under which `_named` finds a thing of ours again; any other gets one that it will not find."""
+    name = getattr(thing, "__name__", repr(thing))
+    return name if known.get(name) is thing else f"{getattr(thing, '__module__', '')}.{name}"
+
+
+def _named(known: Mapping[str, Any], name: str, role: str) -> Any:
     if name not in known:
         raise CheckpointError(f"the saved {role} '{name}' is your own; give it again: load(..., {role}=...).")
     return known[name]
