@@ -17,7 +17,7 @@ from fromp.errors import DataError, DerivativeError
 from fromp.examples import Examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
-from fromp.model import Head, Weights, detached, device_of, evaluating, outputs
+from fromp.model import Head, Weights, detached, device_of, evaluating, outputs, raw_outputs
 
 MEMORY_BUDGET = 512 * 2**20  # bytes that one chunk of work may hold
 
@@ -152,7 +152,7 @@ class Tape:
 
     def numbers_formed(self) -> int:
         """How many numbers are formed for each example, at most, beside the activations."""
-        lambdas = 3 * self.f.shape[1] ** 2  # Lambda, its factor, and one on the way
+        lambdas = 5 * self.f.shape[1] ** 2  # Lambda, its factor, and what they are made of
         others = 3 * sum(self.weights[name].numel() for name in self.others)  # vmap holds a few copies
         return lambdas + others + sum(call.numbers_formed() for call in self.calls)
 
@@ -187,7 +187,7 @@ class Tape:
 
         def product(others: dict[str, Tensor], x: Inputs, s: Tensor) -> Tensor:
             one = inputs.transform(lambda part: part[None], x)
-            return (outputs(self.model, one, self.head, {**fixed, **others})[0] * s).sum()
+            return (raw_outputs(self.model, one, self.head, {**fixed, **others})[0] * s).sum()
 
         try:
             gradients = vmap(grad(product), in_dims=(None, 0, 0))(others, self.x, s)

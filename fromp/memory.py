@@ -35,7 +35,7 @@ class Memory:
 
 def memorability(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
     """Tr Lambda(x_i): how much each example holds the fit in place: (b,)."""
-    return torch.einsum("bcc->b", likelihood.hessian(f))
+    return likelihood.hessian(f).diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def least_memorable(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:

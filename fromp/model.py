@@ -17,12 +17,21 @@ Head: TypeAlias = tuple[int, ...] | None  # output indices; None is every output
 
 def outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
     """f(x) at the model's own weights, or at `weights`, restricted to a head: (b, c)."""
+    before = _versions(x)
+    f = raw_outputs(model, x, head, weights)
+    if _versions(x) != before:
+        raise DataError("the model writes on its inputs; let it work on a copy, as in `x = x - mean`.")
+    return f
+
+
+def raw_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
+    """The same without a look at the inputs, which torch.func's transforms do not allow."""
     kwargs = dict(x) if isinstance(x, Mapping) else {}
     args = (x,) if isinstance(x, Tensor) else () if isinstance(x, Mapping) else tuple(x)
-    before = [part._version for part in tensors(x) if not part.is_inference()]
-    f = model(*args, **kwargs) if weights is None else functional_call(model, dict(weights), args, kwargs)
-    if before != [part._version for part in tensors(x) if not part.is_inference()]:
-        raise DataError("the model writes on its inputs; let it work on a copy, as in `x = x - mean`.")
+    if weights is None:
+        f = model(*args, **kwargs)
+    else:
+        f = functional_call(model, _everywhere(model, weights), args, kwargs, tie_weights=False)
     if not isinstance(f, Tensor) or f.ndim != 2:
         shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise DataError(f"the model gave {shape}; fromp needs outputs of shape (batch, outputs).")
@@ -87,3 +96,23 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def _everywhere(model: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    """The weights under every name of each, but only one name for each place.
+
+    `functional_call` would find the other names itself, but where one module stands in two places it would swap
+    its weights twice and leave the second ones behind in the user's model.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    swapped = dict(weights)
+    for path, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            name = names[id(parameter)]
+            if name in weights:
+                swapped[f"{path}.{attribute}" if path else attribute] = weights[name]
+    return swapped
+
+
+def _versions(x: Inputs) -> list[int]:
+    return [part._version for part in tensors(x) if not part.is_inference()]

@@ -95,6 +95,18 @@ def test_leaves_the_callers_things_alone(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
+def test_a_module_in_two_places_keeps_its_weights(name):
+    torch.manual_seed(0)
+    shared = nn.Linear(6, 6)
+    model = nn.Sequential(nn.Linear(3, 6), shared, nn.Tanh(), shared)
+    before = list(map(id, model.parameters()))
+    method = make(name, model)
+    fit(method, 0)
+    fit(method, 1)
+    assert list(map(id, model.parameters())) == before
+
+
+@pytest.mark.parametrize("name", METHODS)
 def test_lets_go_of_the_past(name):
     method = make(name, network())
     x, y = data(0).x.clone(), data(0).y.clone()
