@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test lint docs clean
 
 setup: .venv/installed
 
@@ -20,6 +20,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup
+	$(BIN)/python -m fromp.documents
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info

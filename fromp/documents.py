@@ -92,10 +92,15 @@ def _toy_comparison(results: Path) -> str:
     rows = [
         ("FROMP, released settings", "fromp", "fromp-released"),
         ("FRORP, released settings", "frorp", "frorp-released"),
-        ("FROMP", "fromp", "fromp"),
-        ("FRORP", "frorp", "frorp"),
-        ("FROMP, released settings but the learning-rate decay", "", "fromp-decay-only"),
-        ("FROMP, released settings but the jitter", "", "fromp-jitter-only"),
+        ("FROMP, with linear decay and jitter 0.01", "", "fromp-tau-1"),
+        ("FRORP, with linear decay and jitter 0.01", "", "frorp-tau-1"),
+        ("FROMP, and with tau = 0.1 N", "", "fromp-lr-0.01"),
+        ("FROMP, and with learning rate 0.003: the preset", "fromp", "fromp"),
+        ("FRORP, the preset", "frorp", "frorp"),
+        ("FROMP, released but for the linear decay", "", "fromp-decay-only"),
+        ("FROMP, released but for the jitter", "", "fromp-jitter-only"),
+        ("FROMP, released but for tau", "", "fromp-tau-only"),
+        ("FROMP, released but for the learning rate", "", "fromp-lr-only"),
         ("batch Adam (`joint`)", "joint", "joint"),
         ("plain training (`finetune`)", "finetune", "finetune"),
     ]
@@ -223,3 +228,8 @@ def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+if __name__ == "__main__":
+    for changed in update(Path()):
+        print(f"updated {changed}")

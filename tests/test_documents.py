@@ -61,7 +61,7 @@ def row(root, title):
 
 
 def test_a_row_has_the_paper_mean_error_deviation_seeds_and_settings(root):
-    assert row(root, "FROMP") == [
+    assert row(root, "FROMP, and with learning rate 0.003: the preset") == [
         "FROMP", "99.6 ± 0.2 (standard deviation, 10 runs)", "98.50 ± 0.50", "0.71", "2", "",
     ]  # fmt: skip
     cells = row(root, "FROMP, released settings")

@@ -118,7 +118,7 @@ def test_parameter_groups():
         (F.cross_entropy(model(x)[:, 2:], y) + reg.penalty()).backward()
         before = [p.detach().clone() for p in model.parameters()]
         optimizer.step()
-        moved = [float((p - q).abs().max()) for p, q in zip(model.parameters(), before, strict=True)]
+        moved = [float((p.detach() - q).abs().max()) for p, q in zip(model.parameters(), before, strict=True)]
         assert max(moved[:2]) <= 1.01e-3 < min(moved[2:]) <= 1.01e-2
     assert reg.penalty().item() > 0
 
