@@ -1,6 +1,7 @@
 """A run: one method learns one benchmark with one seed, and can be stopped and taken up again at any step."""
 
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -238,10 +239,8 @@ def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
     """The plan's method, given the settings that it names."""
     build = METHODS[plan.method]
     options = {**as_json(plan.settings), "seed": hash_seed(seed, 3)}
-    code = build.__init__.__code__ if isinstance(build, type) else build.__code__  # type: ignore[misc]
-    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    chosen = {name: options[name] for name in wanted if name in options}
-    return build(model, Categorical(), **chosen)
+    wanted = inspect.signature(build).parameters
+    return build(model, Categorical(), **{name: options[name] for name in wanted if name in options})
 
 
 def environment() -> dict[str, Any]:

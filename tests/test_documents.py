@@ -62,11 +62,12 @@ def row(root, title):
 
 def test_a_row_has_the_paper_mean_error_deviation_seeds_and_settings(root):
     assert row(root, "FROMP, and with learning rate 0.003: the preset") == [
-        "FROMP", "99.6 ± 0.2 (standard deviation, 10 runs)", "98.50 ± 0.50", "0.71", "2", "",
+        "FROMP, and with learning rate 0.003: the preset",
+        "99.6 ± 0.2 (standard deviation, 10 runs)", "98.50 ± 0.50", "0.71", "2", "",
     ]  # fmt: skip
     cells = row(root, "FROMP, released settings")
     assert cells[2:5] == ["90.00", "", "1"]  # one seed has no spread
-    assert set(cells[5].split(", ")) == {"`tau=1`", "`jitter=0.001`", "`schedule=constant`"}
+    assert set(cells[5].split(", ")) == {"`tau=1`", "`lr=0.01`", "`jitter=0.001`", "`schedule=constant`"}
 
 
 def test_what_was_not_run_says_so(root):
