@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fromp import figures, folder, gp
-from fromp.curvature import activation_bytes, ggn_diagonal
+from fromp.curvature import ggn_diagonal
 from fromp.data.images import Images
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, Benchmark
@@ -28,6 +28,7 @@ from fromp.model import detached, evaluating, trainable
 from fromp.networks import cifar_cnn, initialise, mlp
 from fromp.prior import Anchor, FullKernel, FunctionalPrior
 from fromp.runs import Plan, Run, environment
+from fromp.tape import activation_bytes
 from fromp.tasks import Permuted
 
 POINTS, CLASSES = 200, 10

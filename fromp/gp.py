@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fromp import inputs
-from fromp.curvature import MEMORY_BUDGET, Dense, Outer, Tape, bytes_per_example, outer_grams
+from fromp.curvature import MEMORY_BUDGET
 from fromp.errors import DataError, KernelError
+from fromp.gradients import Dense, Outer, outer_grams
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.model import Head, Weights, detached, evaluating, outputs
+from fromp.tape import Tape, bytes_per_example
 
 
 class Prediction(NamedTuple):

@@ -302,7 +302,7 @@ reg.end_task((x, y))
 print((_peak() - before) / 1024)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 4 * 64  # all examples at once would take about 1000
+    assert float(done.stdout) < 6 * 64  # all examples at once would take about 1000
 
 
 def test_the_prior_is_kept_once():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp import folder, gp, inputs
-from fromp.curvature import MEMORY_BUDGET, activation_bytes, ggn_diagonal
+from fromp.curvature import MEMORY_BUDGET, ggn_diagonal
 from fromp.errors import CheckpointError, DataError, FrompError
 from fromp.examples import as_examples
 from fromp.inputs import Inputs
@@ -28,6 +28,7 @@ from fromp.memory import (
 from fromp.methods.base import Method
 from fromp.model import Head, detached, device_of, evaluating, outputs, trainable
 from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
+from fromp.tape import activation_bytes
 
 PASS_BYTES = 96 * 2**20  # of activations in one pass over memory: larger ones fall out of the cache
 
