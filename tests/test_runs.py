@@ -42,19 +42,24 @@ def command(out, *more):
 
 
 def test_killed_again_and_again(tmp_path):
-    assert main(["run", *SHORT, "--out", str(tmp_path / "whole")]) == 0
+    longer = ["--epochs", "10"]
+    assert main(["run", *SHORT, *longer, "--out", str(tmp_path / "whole")]) == 0
     chance = random.Random(0)
+    manifest = tmp_path / "killed" / "seeds" / "0" / "checkpoint" / "manifest.json"
     kills = 0
     while kills < 4:
-        process = subprocess.Popen(command(tmp_path / "killed"))
-        time.sleep(chance.uniform(2.0, 5.0))
+        process = subprocess.Popen(command(tmp_path / "killed", *longer))
+        before = manifest.stat().st_mtime_ns if manifest.exists() else 0
+        while process.poll() is None and (not manifest.exists() or manifest.stat().st_mtime_ns == before):
+            time.sleep(0.01)  # until it has gone on from where it was
+        time.sleep(chance.uniform(0.0, 0.4))
         if process.poll() is not None:
             break
         process.send_signal(signal.SIGKILL)
         process.wait()
         kills += 1
-    assert kills > 0
-    subprocess.run(command(tmp_path / "killed"), check=True)
+    assert kills >= 2
+    subprocess.run(command(tmp_path / "killed", *longer), check=True)
     assert digest(tmp_path / "killed") == digest(tmp_path / "whole")
     assert accuracy(tmp_path / "killed") == accuracy(tmp_path / "whole")
 
