@@ -11,7 +11,7 @@ from torch import nn
 from fromp import data
 from fromp.errors import FrompError
 from fromp.networks import ACTIVATIONS, cifar_cnn, initialise, mlp
-from fromp.tasks import TOY_VARIATIONS, Blobs, Chain, First, Permuted, Split, Stream
+from fromp.tasks import TOY_VARIATIONS, Blobs, Chain, First, Permuted, Rotated, Split, Stream, Validation
 from fromp.training import SCHEDULES, Optimisation
 
 
@@ -45,6 +45,7 @@ class Settings:
     beta2: float = 0.999
     schedule: str = "constant"  # of the learning rate within a task
     tasks_per_step: int | None = None  # past tasks drawn for each penalty; all of them if none is given
+    validation: float = 0.0  # share of the training data to test on instead of the test data, for choosing settings
     hidden: tuple[int, ...] = ()  # units of each hidden layer of an MLP
     activation: str = "relu"
 
@@ -57,6 +58,7 @@ class Settings:
             _require(getattr(self, name) >= 0, name, getattr(self, name), "zero or positive")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
+        _require(0 <= self.validation < 1, "validation", self.validation, "in [0, 1)")
         _require(self.clip is None or self.clip > 0, "clip", self.clip, "positive or none")
         _require(
             self.tasks_per_step is None or self.tasks_per_step >= 1, "tasks_per_step", self.tasks_per_step, "at least 1"
@@ -85,6 +87,8 @@ class Benchmark:
         stream = self.stream(seed)
         if settings.tasks > len(stream):
             raise FrompError(f"tasks={settings.tasks} is more than the {len(stream)} there are; use at most that.")
+        if settings.validation:
+            stream = Validation(stream, settings.validation, seed)
         return First(stream, settings.tasks), initialise(lambda: self.network(stream, settings), seed)
 
 
@@ -111,6 +115,11 @@ def _split_cifar(num_tasks: int) -> Callable[[int], Stream]:
 
 def _permuted(name: str, num_tasks: int) -> Callable[[int], Stream]:
     return lambda seed: Permuted(data.load(name), num_tasks, 10, seed)
+
+
+def _rotated(name: str, num_tasks: int) -> Callable[[int], Stream]:
+    degrees = [180 * place / num_tasks for place in range(num_tasks)]
+    return lambda seed: Rotated(data.load(name), degrees, 10)
 
 
 PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
@@ -160,6 +169,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "permuted-mnist": Benchmark(
         "MNIST under ten permutations of its pixels", _permuted("mnist", 10), _mlp, PERMUTED_MNIST
+    ),
+    "rotated-mnist": Benchmark(
+        "MNIST turned by 18 degrees more from task to task", _rotated("mnist", 10), _mlp, PERMUTED_MNIST
     ),
     "split-fashion": Benchmark(
         "Fashion-MNIST in five pairs, a head each", _split("fashion-mnist", PAIRS), _mlp, SPLIT_MNIST

@@ -139,10 +139,7 @@ def _done(out: Path, seed: int) -> bool:
 def _check_plan(plan: Plan, out: Path) -> None:
     if not (out / "results.json").exists():
         return
-    found, wanted = results.read(out), json.loads(json.dumps(plan.as_json()))
-    different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
-    different += [key for key, value in wanted["settings"].items() if found["settings"].get(key) != value]
-    if different:
+    if different := plan.differences(results.read(out)):
         raise CheckpointError(
             f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
         )

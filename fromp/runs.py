@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -45,6 +45,14 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The plan as it stands in results.json."""
         return {"benchmark": self.benchmark, "method": self.method, "settings": as_json(self.settings)}
+
+    def differences(self, found: dict[str, Any]) -> list[str]:
+        """What differs in a plan read from a file; a setting that did not exist then had its default value."""
+        wanted = json.loads(json.dumps(self.as_json()))
+        defaults = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
+        then = {**json.loads(json.dumps(defaults)), **found["settings"]}
+        different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
+        return different + [key for key, value in wanted["settings"].items() if then.get(key) != value]
 
 
 @dataclass(frozen=True)
@@ -197,7 +205,7 @@ class Run:
         if not (self.path / "checkpoint" / folder.MANIFEST).exists():
             return None
         tensors, state = folder.read(self.path / "checkpoint", "run")
-        if state["plan"] != json.loads(json.dumps(self.plan.as_json())) or state["seed"] != self.seed:
+        if self.plan.differences(state["plan"]) or state["seed"] != self.seed:
             raise CheckpointError(
                 f"{self.path} holds a run with other settings; choose another --out, or remove that folder."
             )

@@ -1,11 +1,13 @@
 """Streams of tasks: blobs, splits by class, permutations of pixels."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fromp.data.images import Images, unit
@@ -189,6 +191,45 @@ class Chain(Stream):
 
 
 @final
+class Rotated(Stream):
+    """Every task is all the images, turned further and further about their centre."""
+
+    def __init__(self, images: Images, degrees: Sequence[float], num_outputs: int) -> None:
+        self._images, self._degrees, self.num_outputs = images, tuple(degrees), num_outputs
+        self.input_shape = tuple(images.train_x.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._degrees)
+
+    def task(self, place: int) -> Task:
+        angle = self._degrees[place]
+        train, test = (
+            TensorExamples(_rotate(unit(x), angle), y)
+            for x, y in (_part(self._images, True), _part(self._images, False))
+        )
+        return Task(f"{angle:g} degrees", train, test)
+
+
+@final
+class Validation(Stream):
+    """Another stream that is tested on a part of its training data, held out: for choosing settings."""
+
+    def __init__(self, stream: Stream, share: float, seed: int) -> None:
+        self._stream, self._share, self._seed = stream, share, seed
+        self.num_outputs, self.input_shape = stream.num_outputs, stream.input_shape
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def task(self, place: int) -> Task:
+        task = self._stream.task(place)
+        order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(self._seed))
+        held_out = round(self._share * len(order))
+        test, train = (TensorExamples(*task.train.take(part)) for part in (order[:held_out], order[held_out:]))
+        return replace(task, train=train, test=test)
+
+
+@final
 class First(Stream):
     """The first few tasks of another stream, for the same network."""
 
@@ -201,6 +242,15 @@ class First(Stream):
 
     def task(self, place: int) -> Task:
         return self._stream.task(place)
+
+
+def _rotate(x: Tensor, degrees: float) -> Tensor:
+    """Images (n, channels, height, width) turned counter-clockwise, zero outside."""
+    angle = math.radians(degrees)
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle), 0.0], [math.sin(angle), math.cos(angle), 0.0]])
+    grid = F.affine_grid(turn.expand(1, 2, 3), [1, *x.shape[1:]], align_corners=False)
+    parts = [F.grid_sample(part, grid.expand(len(part), -1, -1, -1), align_corners=False) for part in x.split(5000)]
+    return torch.cat(parts)
 
 
 def _part(images: Images, train: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,102 @@
+"""Streams of tasks."""
+
+import pytest
+import torch
+
+from fromp.data.images import Images
+from fromp.experiments import BENCHMARKS, settings_for
+from fromp.tasks import TOY_VARIATIONS, Blobs, Chain, First, Permuted, Rotated, Split, Validation
+
+
+@pytest.fixture
+def images():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (60, 1, 6, 6), generator=generator, dtype=torch.uint8)
+    y = torch.arange(60) % 6
+    return Images(x[:40], y[:40], x[40:], y[40:], tuple("abcdef"))
+
+
+def test_blobs_lie_where_the_design_says():
+    shapes = TOY_VARIATIONS["toy-sixth-task"]
+    stream = Blobs(shapes, seed=3)
+    assert len(stream) == 6
+    for place, task in enumerate(stream):
+        assert task.train is task.test
+        assert len(task.train) == 4000
+        for c in range(2):
+            x = task.train.x[task.train.y == c]
+            spread = torch.tensor(shapes.deviations[c][place])
+            assert bool(((x.mean(0) - torch.tensor(shapes.centres[c][place])).abs() < 5 * spread / 2000**0.5).all())
+            assert bool(((x.std(0) / spread - 1).abs() < 0.1).all())
+    assert not torch.equal(stream.task(0).train.x, Blobs(shapes, seed=4).task(0).train.x)
+
+
+def test_split_with_a_head_each(images):
+    stream = Split(images, [[0, 1], [4, 2]])
+    assert stream.num_outputs == 4
+    task = stream.task(1)
+    assert task.head == (2, 3)
+    original = images.train_y[torch.isin(images.train_y, torch.tensor([4, 2]))]
+    assert torch.equal(task.train.y, (original == 2).long())  # class 4 is 0, class 2 is 1
+    assert float(task.train.x.max()) <= 1.0
+
+
+def test_split_with_one_head_keeps_its_labels(images):
+    stream = Split(images, [[0, 1], [2, 5]], heads=False)
+    assert stream.num_outputs == 6
+    assert stream.task(1).head is None
+    assert stream.task(1).train.y.unique().tolist() == [2, 5]
+
+
+def test_permutations_are_the_same_for_training_and_test_and_differ_between_tasks(images):
+    stream = Permuted(images, 3, 6, seed=0)
+    plain, first, second = stream
+    assert torch.equal(plain.train.x, images.train_x.flatten(1).float() / 255)
+    assert not torch.equal(first.train.x, second.train.x)
+    same = (first.train.x.T[:, None] == plain.train.x.T[None]).all(-1)  # which pixel became which
+    assert bool((same.sum(0) == 1).all())
+    assert torch.equal(first.test.x, plain.test.x[:, same.float().argmax(1)])
+    assert torch.equal(Permuted(images, 3, 6, seed=0).task(2).train.x, second.train.x)
+
+
+def test_rotation_by_a_quarter_is_exact(images):
+    stream = Rotated(images, [0, 90], 6)
+    upright, turned = stream
+    torch.testing.assert_close(upright.train.x, images.train_x.float() / 255, atol=1e-5, rtol=0)
+    torch.testing.assert_close(turned.train.x, torch.rot90(upright.train.x, 1, (2, 3)), atol=1e-5, rtol=0)
+
+
+def test_a_chain_puts_heads_side_by_side(images):
+    stream = Chain([Split(images, [[0, 1, 2]]), Split(images, [[0, 1], [2, 3]])])
+    assert (len(stream), stream.num_outputs) == (3, 7)
+    assert [task.head for task in stream] == [(0, 1, 2), (3, 4), (5, 6)]
+    assert len(First(stream, 2)) == 2
+
+
+def test_validation_takes_from_the_training_data_alone(images):
+    whole = Split(images, [[0, 1], [2, 3]])
+    stream = Validation(whole, 0.25, seed=0)
+    for before, after in zip(whole, stream, strict=True):
+        assert len(after.test) == round(0.25 * len(before.train))
+        assert len(after.train) + len(after.test) == len(before.train)
+        together = torch.cat([after.train.x, after.test.x]).flatten(1)
+        assert torch.equal(together.sum(1).sort().values, before.train.x.flatten(1).sum(1).sort().values)
+
+
+def test_a_setting_asks_for_validation():
+    settings = settings_for("split-digits", {"validation": 0.2})
+    stream, _ = BENCHMARKS["split-digits"].make(settings, 0)
+    plain, _ = BENCHMARKS["split-digits"].make(settings_for("split-digits", {}), 0)
+    assert len(stream.task(0).train) + len(stream.task(0).test) == len(plain.task(0).train)
+
+
+def test_digits_forget_less_with_fromp(tmp_path):
+    """The newcomer's benchmark, without any download: seconds, and clearly less forgetting than plain training."""
+    from fromp.runs import Plan, Run
+
+    forgotten = {}
+    for method in ("fromp", "finetune"):
+        plan = Plan("permuted-digits", method, settings_for("permuted-digits", {"tasks": 3, "epochs": 20}))
+        run = Run(plan, BENCHMARKS["permuted-digits"], 0, tmp_path / method)
+        forgotten[method] = run.learn(lambda moment: None)["forgetting"]
+    assert forgotten["fromp"] < 0.5 * forgotten["finetune"]
