@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fromp.curvature import MEMORY_BUDGET, chunks
 from fromp.errors import DataError
 from fromp.examples import Examples
-from fromp.inputs import Inputs, move, tensors, transform
+from fromp.inputs import Inputs, move, transform
 from fromp.likelihoods import Likelihood
 from fromp.model import Head, detached, evaluating, outputs, trainable
 
@@ -113,11 +113,6 @@ def remember(
     x, y = examples.take(indices.cpu())
     x = move(transform(lambda part: part.detach().clone(), x), scores.device)
     return Memory(x, y.detach().clone().to(scores.device), scores[indices].detach().clone(), head)
-
-
-def memory_bytes(memory: Memory) -> int:
-    """What a memory's inputs and labels occupy."""
-    return sum(part.nbytes for part in [*tensors(memory.inputs), memory.labels])
 
 
 def _share(size: int, available: list[int]) -> list[int]:
