@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="benchmarks and methods there are", description="List what there is.")
     listing.set_defaults(command=_list)
 
+    methods = commands.add_parser(
+        "methods", help="where each method comes from, what it keeps and costs", description="Show the methods."
+    )
+    methods.set_defaults(command=_methods)
+
     data = commands.add_parser("data", help="show or fetch datasets", description="Show or fetch datasets.")
     data.add_argument("action", nargs="?", choices=["fetch"], help="fetch: get a dataset now")
     data.add_argument("name", nargs="?", metavar="NAME")
@@ -137,7 +142,7 @@ def _plan(options: argparse.Namespace, method: str) -> Any:
     choose("method", method, METHODS)
     changes = dict(parse_setting(text) for text in options.set)
     changes |= {k: v for k in ("memory", "tasks", "epochs") if (v := getattr(options, k)) is not None}
-    return Plan(options.benchmark, method, settings_for(options.benchmark, changes))
+    return Plan(options.benchmark, method, settings_for(options.benchmark, changes, method))
 
 
 def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
@@ -190,6 +195,13 @@ def _list(options: argparse.Namespace) -> int:
         out.print(f"  {name:22} {benchmark.title}", highlight=False)
     out.print("[bold]methods[/bold]")
     out.print(f"  {', '.join(METHODS)}", highlight=False)
+    return 0
+
+
+def _methods(options: argparse.Namespace) -> int:
+    from fromp.progress import console, methods_table
+
+    console().print(methods_table())
     return 0
 
 

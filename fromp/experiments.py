@@ -186,19 +186,24 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
+# What a method needs otherwise than FROMP: on every benchmark under "", on one under its name.
+_OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {}
+
+
 def benchmark(name: str) -> Benchmark:
     """The benchmark of that name, or an error that names the nearest."""
     choose("benchmark", name, BENCHMARKS)
     return BENCHMARKS[name]
 
 
-def settings_for(name: str, changes: dict[str, Any]) -> Settings:
-    """A benchmark's settings with some of them changed.
+def settings_for(name: str, changes: dict[str, Any], method: str = "fromp") -> Settings:
+    """A benchmark's settings for a method, with some of them changed.
 
     With fewer memorable points, tau grows by the same factor (appendix, "Fewer memorable past examples"),
     unless it is given too.
     """
-    preset = benchmark(name).settings
+    preset = replace(benchmark(name).settings, **_OF_METHOD.get(method, {}).get("", {}))
+    preset = replace(preset, **_OF_METHOD.get(method, {}).get(name, {}))
     if changes.get("memory", 0) > 0 and "tau" not in changes:
         changes = {**changes, "tau": preset.tau * preset.memory / changes["memory"]}
     return replace(preset, **changes)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from fromp.methods import METHODS
 from fromp.runs import Moment
 
 EVERY_SECONDS = 30.0  # between plain lines within a task
@@ -82,6 +83,16 @@ def matrix_table(accuracy: list[list[float]]) -> Table:
     for i, row in enumerate(accuracy):
         cells = [f"{100 * value:.1f}" for value in row] + [""] * (len(accuracy) - len(row))
         table.add_row(f"task {i + 1}", *cells, f"{100 * sum(row) / len(row):.2f}")
+    return table
+
+
+def methods_table() -> Table:
+    """Every method: where it comes from, what it keeps, and what its step costs."""
+    table = Table(title="methods", title_justify="left", title_style="bold")
+    for title in ("", "from", "keeps of the past", "a step costs, beside plain training"):
+        table.add_column(title)
+    for name, entry in METHODS.items():
+        table.add_row(name, entry.source, entry.stores, entry.step)
     return table
 
 

@@ -124,11 +124,11 @@ class Run:
         self, saved: dict[str, Any] | None, watch: Watch, checkpoint_seconds: float, asked: list[int]
     ) -> None:
         task = self.stream.task(self.task)
-        if saved is not None and saved["step"] == 0:  # it ended between two tasks: the next begins as always
+        if saved is not None:
             self._restore(None, saved)
         training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
         fit = Fit(self.method, training, self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task))
-        if saved is not None and saved["step"] > 0:
+        if saved is not None and saved["step"] > 0:  # it ended within the task: beginning it has changed things
             self._restore(fit, saved)
         shared = self._first_task if self.task == 0 and self.method.first_task_is_plain else None
         if shared is not None and saved is None and (shared / folder.MANIFEST).exists():
@@ -221,7 +221,7 @@ class Run:
         self.model.load_state_dict(_under(tensors, "model."))
         self.method.restore(_under(tensors, "method."), saved["method"])
         torch.set_rng_state(tensors["random"])
-        if fit is not None and saved["step"]:
+        if fit is not None:
             fit.restore(saved["step"], _under(tensors, "optimizer."))
 
 
@@ -245,7 +245,7 @@ class Past(Sequence[tuple[Examples, Head]]):
 
 def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
     """The plan's method, given the settings that it names."""
-    build = METHODS[plan.method]
+    build = METHODS[plan.method].build
     options = {**as_json(plan.settings), "seed": hash_seed(seed, 3)}
     wanted = inspect.signature(build).parameters
     return build(model, Categorical(), **{name: options[name] for name in wanted if name in options})
@@ -298,7 +298,8 @@ def interruptions() -> Iterator[list[int]]:
 def _first_task_name(plan: Plan, seed: int) -> str:
     """One name for all runs whose first task must come out the same."""
     settings = plan.settings
-    told = [plan.benchmark, seed, asdict(settings.optimisation()), settings.hidden, settings.activation]
+    network = [settings.hidden, settings.activation]
+    told = [plan.benchmark, seed, asdict(settings.optimisation()), settings.validation, *network]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 

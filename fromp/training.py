@@ -36,7 +36,7 @@ class Fit:
         self.method, self.settings = method, settings
         self._batches = Shuffled(training, settings.batch_size, seed)
         self.num_steps = settings.epochs * self._batches.steps_per_epoch
-        self._parameters = [p for p in method.model.parameters() if p.requires_grad]
+        self._parameters = method.parameters()
         betas = (settings.beta1, settings.beta2)
         self.optimizer = torch.optim.Adam(self._parameters, settings.lr, betas, fused=True)
         self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))

@@ -21,7 +21,7 @@ def write_results(root, benchmark, name, accuracies, method="fromp", **changes):
         {"seed": seed, "accuracy": [[accuracy]], "average_accuracy": accuracy, "seconds": 21.0, "tasks": 1}
         for seed, accuracy in enumerate(accuracies)
     ]
-    settings = as_json(settings_for(benchmark, changes))
+    settings = as_json(settings_for(benchmark, changes, method))
     found = {"benchmark": benchmark, "method": method, "settings": settings, "environment": {}, "runs": runs}
     path = root / "results" / benchmark / name
     path.mkdir(parents=True, exist_ok=True)

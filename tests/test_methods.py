@@ -24,7 +24,7 @@ def network(seed=0):
 
 
 def make(name, model, seed=0):
-    settings = settings_for("toy", {"memory": 6, "tau": 1.0})
+    settings = settings_for("toy", {"memory": 6, "tau": 1.0}, name)
     return build_method(Plan("toy", name, settings), model, seed)
 
 
@@ -35,7 +35,7 @@ def data(task):
 
 def fit(method, task, steps=20):
     training = method.begin_task(data(task), HEADS[task], [(data(k), HEADS[k]) for k in range(task)])
-    optimizer = torch.optim.Adam(method.model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(method.parameters(), 1e-2)
     losses = []
     for step in range(steps):
         batch = [(*examples.take(torch.arange(step % 3, len(examples), 3)), head) for examples, head in training]
@@ -52,6 +52,8 @@ def fit(method, task, steps=20):
 @pytest.mark.parametrize("name", METHODS)
 def test_costs_nothing_before_the_first_task(name):
     method = make(name, network())
+    if not method.first_task_is_plain:
+        pytest.skip("it has a prior, or a path to follow, from the start")
     penalty = method.penalty()
     assert penalty.shape == ()
     assert penalty.item() == 0

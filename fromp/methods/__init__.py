@@ -1,6 +1,7 @@
 """Every method by the name it has in the paper's tables. A new one is a file beside this one and a line here."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -39,13 +40,34 @@ def _fromp(kernel: type[Kernel], score: Score) -> Callable[..., Method]:
     return build
 
 
-# Each is called with the model, the likelihood, and those of the experiment's settings that it names.
-METHODS: dict[str, Callable[..., Method]] = {
-    "fromp": _fromp(FullKernel, memorability),
-    "fromp-l2": _fromp(IdentityKernel, memorability),
-    "frorp": _fromp(FullKernel, random_score),
-    "frorp-l2": _fromp(IdentityKernel, random_score),
-    "finetune": Finetune,
-    "separate": Separate,
-    "joint": Joint,
+@dataclass(frozen=True)
+class Entry:
+    """A method, and what one has to know to choose it."""
+
+    build: Callable[..., Method]  # called with the model, the likelihood, and those of the settings that it names
+    source: str  # where it comes from
+    stores: str  # what it keeps of the past
+    step: str  # what a step costs beside that of plain training
+
+
+_OURS = "Pan et al. 2020"
+
+METHODS: dict[str, Entry] = {
+    "fromp": Entry(
+        _fromp(FullKernel, memorability),
+        _OURS,
+        "memorable points, a kernel a class and task",
+        "a pass over all memory, times the kernels",
+    ),
+    "fromp-l2": Entry(_fromp(IdentityKernel, memorability), _OURS, "memorable points", "a pass over all memory"),
+    "frorp": Entry(
+        _fromp(FullKernel, random_score),
+        _OURS,
+        "random points, a kernel a class and task",
+        "a pass over all memory, times the kernels",
+    ),
+    "frorp-l2": Entry(_fromp(IdentityKernel, random_score), _OURS, "random points", "a pass over all memory"),
+    "finetune": Entry(Finetune, "the floor", "nothing", "nothing"),
+    "separate": Entry(Separate, "no transfer, no forgetting", "a network a task", "nothing"),
+    "joint": Entry(Joint, "the ceiling", "all data of all tasks", "nothing, but an epoch is as long as all tasks"),
 }

@@ -34,10 +34,15 @@ class Method(ABC):
         self.model, self.likelihood = model, likelihood
         self.memories: list[Memory] = []
 
+    def parameters(self) -> list[Tensor]:
+        """What a step changes: the model's trainable weights, unless overridden."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
     def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
         """Called before a task's first step; returns what to train on: the task alone, unless overridden.
 
-        `past` holds the data of all earlier tasks, for methods that are meant to cheat.
+        `past` holds the data of all earlier tasks, for methods that are meant to cheat. A run that is taken up
+        in the middle of a task calls this again, restored: what it returns may depend on the finished tasks only.
         """
         return [(examples, head)]
 

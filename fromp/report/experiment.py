@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fromp import folder, results
 from fromp.errors import CheckpointError
-from fromp.experiments import BENCHMARKS, Settings
+from fromp.experiments import BENCHMARKS, Settings, settings_for
 from fromp.metrics import Matrix
 
 
@@ -63,10 +63,10 @@ class Experiment:
         return int(ordered[(len(ordered) - 1) // 2]["seed"])
 
     def changed(self) -> list[str]:
-        """The settings that are not the benchmark's own."""
+        """The settings that are not the benchmark's own for this method."""
         if self.benchmark not in BENCHMARKS:
             return []
-        preset = BENCHMARKS[self.benchmark].settings
+        preset = settings_for(self.benchmark, {}, self.method)
         known = {field.name for field in fields(Settings)}
         return [k for k, v in self.settings.items() if k in known and _plain(getattr(preset, k)) != _plain(v)]
 
