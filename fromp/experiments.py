@@ -44,6 +44,12 @@ class Settings:
     beta1: float = 0.9
     beta2: float = 0.999
     schedule: str = "constant"  # of the learning rate within a task
+    strength: float = 1.0  # of what other methods hold on with: lambda of EWC, c of SI, the weight of replayed points
+    logit_strength: float = 0.5  # of DER++: how far the stored outputs count
+    damping: float = 1e-3  # xi of SI
+    initial_deviation: float = 1e-3  # of every weight of VCL before training
+    coreset_epochs: int = 0  # over the coreset of VCL, before each test
+    search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
     tasks_per_step: int | None = None  # past tasks drawn for each penalty; all of them if none is given
     validation: float = 0.0  # share of the training data to test on instead of the test data, for choosing settings
     hidden: tuple[int, ...] = ()  # units of each hidden layer of an MLP
@@ -52,9 +58,9 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("tasks", "epochs", "batch_size", "memory"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("lr", "prior_precision"):
+        for name in ("lr", "prior_precision", "damping", "initial_deviation"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
-        for name in ("tau", "jitter"):
+        for name in ("tau", "jitter", "strength", "logit_strength", "coreset_epochs", "search"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "zero or positive")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")

@@ -1,12 +1,13 @@
 """The memorable past, Sec. 3.2: which examples of a task are kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from fromp import inputs
 from fromp.curvature import MEMORY_BUDGET, chunks
 from fromp.errors import DataError
 from fromp.examples import Examples
@@ -113,6 +114,26 @@ def remember(
     x, y = examples.take(indices.cpu())
     x = move(transform(lambda part: part.detach().clone(), x), scores.device)
     return Memory(x, y.detach().clone().to(scores.device), scores[indices].detach().clone(), head)
+
+
+def pack(memories: Sequence[Memory]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Memories as tensors and as JSON values; `unpack` makes them again."""
+    tensors: dict[str, Tensor] = {}
+    for s, memory in enumerate(memories):
+        tensors |= {f"memory.{s}.input.{k}": part for k, part in enumerate(inputs.tensors(memory.inputs))}
+        tensors |= {f"memory.{s}.labels": memory.labels, f"memory.{s}.scores": memory.scores}
+    return tensors, [{"head": memory.head, "inputs": inputs.structure(memory.inputs)} for memory in memories]
+
+
+def unpack(tensors: dict[str, Tensor], entries: list[dict[str, Any]]) -> list[Memory]:
+    """The memories that `pack` took apart."""
+    memories = []
+    for s, entry in enumerate(entries):
+        count = sum(1 for name in tensors if name.startswith(f"memory.{s}.input."))
+        x = inputs.assemble(entry["inputs"], iter([tensors[f"memory.{s}.input.{k}"] for k in range(count)]))
+        head = None if entry["head"] is None else tuple(entry["head"])
+        memories.append(Memory(x, tensors[f"memory.{s}.labels"], tensors[f"memory.{s}.scores"], head))
+    return memories
 
 
 def _share(size: int, available: list[int]) -> list[int]:

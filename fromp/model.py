@@ -1,6 +1,6 @@
 """The user's model as a function of its weights, left as it was found."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -39,6 +39,13 @@ def raw_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights
         return f
     check_head(head, f.shape[1])
     return f[:, torch.tensor(head, device=f.device)]
+
+
+def as_head(head: Sequence[int] | None) -> Head:
+    """The output indices of a head, however they are given."""
+    if head is not None and not isinstance(head, Iterable):
+        raise DataError(f"head={head} is not a list of output indices; write head=[2, 3].")
+    return None if head is None else tuple(int(index) for index in head)
 
 
 def check_head(head: tuple[int, ...], num_outputs: int) -> None:

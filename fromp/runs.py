@@ -25,7 +25,7 @@ from fromp.examples import Examples
 from fromp.experiments import Benchmark, Settings, as_json
 from fromp.likelihoods import Categorical
 from fromp.methods import METHODS
-from fromp.methods.base import Loss, Method
+from fromp.methods.base import Loss, Method, under
 from fromp.model import Head
 from fromp.networks import num_weights
 from fromp.tasks import Stream
@@ -166,7 +166,7 @@ class Run:
         """Start from another run's first task: it was fitted with the same settings, and no method has a past then."""
         tensors, took = folder.read(shared, "first task")
         self._elapsed = took["seconds"]
-        self.model.load_state_dict(_under(tensors, "model."))
+        self.model.load_state_dict(under(tensors, "model."))
         torch.set_rng_state(tensors["random"])
         fit.step = fit.num_steps
 
@@ -218,11 +218,11 @@ class Run:
 
     def _restore(self, fit: Fit | None, saved: dict[str, Any]) -> None:
         tensors = saved["tensors"]
-        self.model.load_state_dict(_under(tensors, "model."))
-        self.method.restore(_under(tensors, "method."), saved["method"])
+        self.model.load_state_dict(under(tensors, "model."))
+        self.method.restore(under(tensors, "method."), saved["method"])
         torch.set_rng_state(tensors["random"])
         if fit is not None:
-            fit.restore(saved["step"], _under(tensors, "optimizer."))
+            fit.restore(saved["step"], under(tensors, "optimizer."))
 
 
 class Past(Sequence[tuple[Examples, Head]]):
@@ -301,10 +301,6 @@ def _first_task_name(plan: Plan, seed: int) -> str:
     network = [settings.hidden, settings.activation]
     told = [plan.benchmark, seed, asdict(settings.optimisation()), settings.validation, *network]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
-
-
-def _under(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
-    return {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
 
 
 def _processor() -> str:

@@ -10,6 +10,8 @@ from fromp.memory import Score, memorability, random_score
 from fromp.methods.base import Method
 from fromp.methods.fromp import FROMP
 from fromp.methods.plain import Finetune, Joint, Separate
+from fromp.methods.quadratic import DLP, EWC
+from fromp.methods.si import SI
 from fromp.prior import FullKernel, IdentityKernel, Kernel
 
 
@@ -67,6 +69,13 @@ METHODS: dict[str, Entry] = {
         "a pass over all memory, times the kernels",
     ),
     "frorp-l2": Entry(_fromp(IdentityKernel, random_score), _OURS, "random points", "a pass over all memory"),
+    "ewc": Entry(
+        EWC, "Kirkpatrick et al. 2017", "the sum of the Fisher diagonals, their centre", "a pass over the weights"
+    ),
+    "dlp": Entry(
+        DLP, "Smola et al. 2003", "the sum of the Fisher diagonals, the last weights", "a pass over the weights"
+    ),
+    "si": Entry(SI, "Zenke et al. 2017", "an importance a weight, the last weights", "a few passes over the weights"),
     "finetune": Entry(Finetune, "the floor", "nothing", "nothing"),
     "separate": Entry(Separate, "no transfer, no forgetting", "a network a task", "nothing"),
     "joint": Entry(Joint, "the ceiling", "all data of all tasks", "nothing, but an epoch is as long as all tasks"),

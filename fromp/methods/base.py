@@ -82,3 +82,8 @@ class Method(ABC):
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Return to a state that `state` gave."""
+
+
+def under(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
+    """The tensors whose name begins with `mark`, by the rest of it."""
+    return {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}

@@ -1,7 +1,7 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fromp import folder, gp, inputs
 from fromp.curvature import MEMORY_BUDGET, ggn_diagonal
-from fromp.errors import CheckpointError, DataError, FrompError
+from fromp.errors import CheckpointError, FrompError
 from fromp.examples import as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -20,13 +20,15 @@ from fromp.memory import (
     assess,
     least_memorable,
     memorability,
+    pack,
     per_class,
     random_score,
     remember,
     top,
+    unpack,
 )
-from fromp.methods.base import Method
-from fromp.model import Head, detached, device_of, evaluating, outputs, trainable
+from fromp.methods.base import Method, under
+from fromp.model import as_head, detached, device_of, evaluating, outputs, trainable
 from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
 from fromp.tape import activation_bytes
 
@@ -114,7 +116,7 @@ class FROMP(Method):
         count. scores: one number for each example, to be used instead of `score`. If anything is wrong with
         them there is an error, and nothing has changed.
         """
-        examples, head = as_examples(data), _head(head)
+        examples, head = as_examples(data), as_head(head)
         draws = self._generator.get_state()
         try:
             computed, classes = assess(
@@ -139,7 +141,7 @@ class FROMP(Method):
         names = tuple(self.precision) or trainable(self.model)
         variance = {name: 1 / self._precision_of(name, w) for name, w in detached(self.model, names).items()}
         x = inputs.move(x, device_of(self.model))
-        return gp.predict(self.model, x, self.likelihood, variance, _head(head), self.memory_budget)
+        return gp.predict(self.model, x, self.likelihood, variance, as_head(head), self.memory_budget)
 
     def drift(self) -> list[float]:
         """How far the means have moved at each past task's memory since they were fixed: root mean square."""
@@ -194,12 +196,9 @@ class FROMP(Method):
         """Memory, precision, prior and draws, as tensors and JSON values."""
         tensors = {f"precision.{name}": value for name, value in self.precision.items()}
         tensors["generator"] = self._generator.get_state()
-        memories = []
+        packed, memories = pack(self.memories)
+        tensors |= packed
         for s, anchor in enumerate(self._prior.anchors if self._prior else []):
-            memory = anchor.memory
-            memories.append({"head": memory.head, "inputs": inputs.structure(memory.inputs)})
-            tensors |= {f"memory.{s}.input.{k}": part for k, part in enumerate(inputs.tensors(memory.inputs))}
-            tensors |= {f"memory.{s}.labels": memory.labels, f"memory.{s}.scores": memory.scores}
             tensors[f"prior.{s}.mean"] = anchor.mean
             tensors |= {f"prior.{s}.kernel.{name}": t for name, t in anchor.kernel.tensors().items()}
         names = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget")
@@ -224,26 +223,15 @@ class FROMP(Method):
         device = device_of(self.model)
         tensors = {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
         anchors = []
-        for s, entry in enumerate(state["memories"]):
-            count = sum(1 for name in tensors if name.startswith(f"memory.{s}.input."))
-            parts = iter([tensors[f"memory.{s}.input.{k}"] for k in range(count)])
-            head = _head(entry["head"])
-            memory = Memory(
-                inputs.assemble(entry["inputs"], parts),
-                tensors[f"memory.{s}.labels"],
-                tensors[f"memory.{s}.scores"],
-                head,
-            )
-            mark = f"prior.{s}.kernel."
-            kernel = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
+        for s, memory in enumerate(unpack(tensors, state["memories"])):
+            kernel = under(tensors, f"prior.{s}.kernel.")
             anchors.append(Anchor(memory, tensors[f"prior.{s}.mean"], self.kernel.from_tensors(kernel)))
         prior = None
         if anchors:
             self._check_outputs(anchors[0].memory, state["outputs"])
             points = self._points_per_pass([anchor.memory for anchor in anchors])
             prior = FunctionalPrior(anchors, self.likelihood, state["outputs"], points)
-        mark = "precision."
-        self.precision = {name.removeprefix(mark): t for name, t in tensors.items() if name.startswith(mark)}
+        self.precision = under(tensors, "precision.")
         self.memories = [anchor.memory for anchor in prior.anchors] if prior else []
         self._prior = prior
         self._generator.set_state(tensors["generator"])
@@ -293,12 +281,6 @@ class FROMP(Method):
                     f"the parameter '{name}' is {present[name][0]} {present[name][1]}, in the remembered model it was "
                     f"{shape} {dtype}; use the same model, with all its outputs from the start."
                 )
-
-
-def _head(head: Sequence[int] | None) -> Head:
-    if head is not None and not isinstance(head, Iterable):
-        raise DataError(f"head={head} is not a list of output indices; write head=[2, 3].")
-    return None if head is None else tuple(int(index) for index in head)
 
 
 def _described(weights: Mapping[str, Tensor]) -> dict[str, list[Any]]:

@@ -10,7 +10,7 @@ from fromp import inputs
 from fromp.examples import Examples, TensorExamples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
-from fromp.methods.base import Method, Training
+from fromp.methods.base import Method, Training, under
 from fromp.model import Head, outputs
 
 
@@ -50,7 +50,7 @@ class Joint(Method):
         return {f"fresh.{name}": value for name, value in self._fresh.items()}, {}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self._fresh = {name.removeprefix("fresh."): value for name, value in tensors.items()}
+        self._fresh = under(tensors, "fresh.")
 
 
 @final
@@ -79,11 +79,8 @@ class Separate(Method):
         return tensors, {"tasks": len(self._networks)}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        def network(mark: str) -> dict[str, Tensor]:
-            return {n.removeprefix(f"{mark}."): value for n, value in tensors.items() if n.startswith(f"{mark}.")}
-
-        self._fresh = network("fresh")
-        self._networks = [network(str(task)) for task in range(state["tasks"])]
+        self._fresh = under(tensors, "fresh.")
+        self._networks = [under(tensors, f"{task}.") for task in range(state["tasks"])]
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:
