@@ -18,6 +18,8 @@ Batch = tuple[Inputs, Tensor]
 class Examples(ABC):
     """Labelled examples that can be walked through in order and picked by index."""
 
+    weight: float = 1.0  # how many examples of the task each one stands for
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -50,6 +52,20 @@ class TensorExamples(Examples):
         for start in range(0, len(self), size):
             batch = slice(start, start + size)  # a slice is a view: nothing is copied
             yield inputs.take(self.x, batch), self.y[batch]
+
+
+@final
+class SomeExamples(Examples):
+    """Those of other examples that have the given indices."""
+
+    def __init__(self, examples: Examples, indices: Tensor) -> None:
+        self._examples, self._indices = examples, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, indices: Tensor) -> Batch:
+        return self._examples.take(self._indices[indices])
 
 
 @final

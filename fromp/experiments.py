@@ -140,7 +140,7 @@ SPLIT_MNIST = Settings(
 )  # fmt: skip
 PERMUTED_MNIST = Settings(
     tasks=10, epochs=10, batch_size=128, lr=1e-3, tau=0.5, memory=200, prior_precision=1e-5, jitter=1e-5,
-    clip=0.01, hidden=(100, 100),
+    clip=0.01, schedule="linear-decay", hidden=(100, 100),
 )  # fmt: skip
 
 SPLIT_CIFAR = Settings(

@@ -22,7 +22,7 @@ import fromp
 from fromp import folder, metrics
 from fromp.errors import CheckpointError
 from fromp.examples import Examples
-from fromp.experiments import Benchmark, Settings, as_json
+from fromp.experiments import Benchmark, Settings, as_json, settings_for
 from fromp.likelihoods import Categorical
 from fromp.methods import METHODS
 from fromp.methods.base import Loss, Method, under
@@ -246,7 +246,7 @@ class Past(Sequence[tuple[Examples, Head]]):
 def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
     """The plan's method, given the settings that it names."""
     build = METHODS[plan.method].build
-    options = {**as_json(plan.settings), "seed": hash_seed(seed, 3)}
+    options = {**as_json(plan.settings), "seed": hash_seed(seed, 3), "base": settings_for(plan.benchmark, {})}
     wanted = inspect.signature(build).parameters
     return build(model, Categorical(), **{name: options[name] for name in wanted if name in options})
 

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from fromp.likelihoods import Likelihood
 from fromp.memory import Score, memorability, random_score
 from fromp.methods.base import Method
+from fromp.methods.coresets import MemorableCoreset, RandomCoreset
 from fromp.methods.fromp import FROMP
+from fromp.methods.functional_l2 import FunctionalL2
 from fromp.methods.plain import Finetune, Joint, Separate
 from fromp.methods.quadratic import DLP, EWC
+from fromp.methods.replay import DERpp, Replay
 from fromp.methods.si import SI
+from fromp.methods.vcl import VCL
 from fromp.prior import FullKernel, IdentityKernel, Kernel
 
 
@@ -40,6 +45,40 @@ def _fromp(kernel: type[Kernel], score: Score) -> Callable[..., Method]:
         )
 
     return build
+
+
+def _vcl(model: nn.Module, likelihood: Likelihood, prior_precision: float, initial_deviation: float, seed: int) -> VCL:
+    return VCL(model, likelihood, prior_precision, initial_deviation, seed)
+
+
+def _vcl_coreset(
+    model: nn.Module,
+    likelihood: Likelihood,
+    prior_precision: float,
+    initial_deviation: float,
+    memory: int,
+    coreset_epochs: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+) -> VCL:
+    coreset = RandomCoreset(likelihood, memory, seed)
+    return VCL(model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr)
+
+
+def _vcl_memorable(
+    model: nn.Module,
+    likelihood: Likelihood,
+    prior_precision: float,
+    initial_deviation: float,
+    coreset_epochs: int,
+    batch_size: int,
+    lr: float,
+    base: Any,
+    seed: int,
+) -> VCL:
+    coreset = MemorableCoreset(model, likelihood, base, seed)
+    return VCL(model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr)
 
 
 @dataclass(frozen=True)
@@ -76,6 +115,24 @@ METHODS: dict[str, Entry] = {
         DLP, "Smola et al. 2003", "the sum of the Fisher diagonals, the last weights", "a pass over the weights"
     ),
     "si": Entry(SI, "Zenke et al. 2017", "an importance a weight, the last weights", "a few passes over the weights"),
+    "vcl": Entry(
+        _vcl, "Nguyen et al. 2018, Swaroop et al. 2019", "a mean and a deviation a weight", "twice the maps, and a KL"
+    ),
+    "vcl-coreset": Entry(
+        _vcl_coreset,
+        "Nguyen et al. 2018, Swaroop et al. 2019",
+        "a mean and a deviation a weight, random points",
+        "twice the maps, and a KL; the coreset before each test",
+    ),
+    "vcl-memorable": Entry(
+        _vcl_memorable,
+        "Pan et al. 2020",
+        "a mean and a deviation a weight, FROMP's points",
+        "twice the maps, and a KL; the coreset before each test; a run of FROMP",
+    ),
+    "functional-l2": Entry(FunctionalL2, "Benjamin et al. 2018", "random points", "a pass over all memory"),
+    "replay": Entry(Replay, "the first thing to try", "random points with labels", "a second minibatch"),
+    "der++": Entry(DERpp, "Buzzega et al. 2020", "random points with labels and outputs", "two more minibatches"),
     "finetune": Entry(Finetune, "the floor", "nothing", "nothing"),
     "separate": Entry(Separate, "no transfer, no forgetting", "a network a task", "nothing"),
     "joint": Entry(Joint, "the ceiling", "all data of all tasks", "nothing, but an epoch is as long as all tasks"),

@@ -1,0 +1,116 @@
+"""Rehearsal of stored examples: what one would try first."""
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from fromp import inputs
+from fromp.examples import as_examples
+from fromp.inputs import Inputs
+from fromp.likelihoods import Likelihood
+from fromp.memory import Memory, assess, pack, random_score, remember, unpack
+from fromp.methods.base import Method, Part, under
+from fromp.model import Head, as_head, evaluating, outputs
+
+
+class Rehearsal(Method):
+    """Keeps random examples of each task, as many of each class, with the outputs the model gave them then."""
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, memory: int, seed: int) -> None:
+        super().__init__(model, likelihood)
+        self.memory_size = memory
+        self.outputs: list[Tensor] = []
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        examples, head = as_examples(data), as_head(head)
+        scores, classes = assess(self.model, examples, self.likelihood, self._generator, head, random_score)
+        memory = remember(examples, scores, classes, self.memory_size, head)
+        with evaluating(self.model), torch.no_grad():
+            self.outputs.append(outputs(self.model, memory.inputs, head))
+        self.memories.append(memory)
+
+    def draw(self, size: int) -> list[tuple[Part, Tensor]]:
+        """`size` examples of all the past, in one part a head, with the stored outputs of each part."""
+        sizes = [len(memory) for memory in self.memories]
+        chosen = torch.randint(sum(sizes), (size,), generator=self._generator)
+        by_head: dict[Head, list[tuple[Inputs, Tensor, Tensor]]] = {}
+        for memory, f, own in zip(self.memories, self.outputs, _by_set(chosen, sizes), strict=True):
+            if len(own):
+                own = own.to(f.device)
+                x, y = inputs.take(memory.inputs, own), memory.labels[own]
+                by_head.setdefault(memory.head, []).append((x, y, f[own]))
+        return [_joined(head, pieces) for head, pieces in by_head.items()]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, memories = pack(self.memories)
+        tensors |= {f"outputs.{s}": f for s, f in enumerate(self.outputs)}
+        return {**tensors, "generator": self._generator.get_state()}, {"memories": memories}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.memories: list[Memory] = unpack(tensors, state["memories"])
+        found = under(tensors, "outputs.")
+        self.outputs = [found[str(s)] for s in range(len(found))]
+        self._generator.set_state(tensors["generator"])
+
+
+@final
+class Replay(Rehearsal):
+    """strength times the mean nll of a minibatch drawn from the labelled examples of all past tasks."""
+
+    def __init__(
+        self, model: nn.Module, likelihood: Likelihood, memory: int, batch_size: int, strength: float, seed: int
+    ) -> None:
+        super().__init__(model, likelihood, memory, seed)
+        self.batch_size, self.strength = batch_size, strength
+
+    def penalty(self) -> Tensor:
+        if not self.memories:
+            return super().penalty()
+        with evaluating(self.model):
+            return self.strength * self.data_loss([part for part, _ in self.draw(self.batch_size)])
+
+
+@final
+class DERpp(Rehearsal):
+    """logit_strength mean |f - f_s|^2 + strength mean nll, each of a draw of its own (DER++, Buzzega et al. 2020)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        memory: int,
+        batch_size: int,
+        strength: float,
+        logit_strength: float,
+        seed: int,
+    ) -> None:
+        super().__init__(model, likelihood, memory, seed)
+        self.batch_size, self.strength, self.logit_strength = batch_size, strength, logit_strength
+
+    def penalty(self) -> Tensor:
+        if not self.memories:
+            return super().penalty()
+        with evaluating(self.model):
+            distances = [
+                (outputs(self.model, x, head) - stored).square().mean() * (len(stored) / self.batch_size)
+                for (x, _, head), stored in self.draw(self.batch_size)
+            ]
+            labelled = self.data_loss([part for part, _ in self.draw(self.batch_size)])
+        return self.logit_strength * torch.stack(distances).sum() + self.strength * labelled
+
+
+def _by_set(chosen: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Indices into several sets laid end to end, as indices into each of them."""
+    parts, first = [], 0
+    for size in sizes:
+        parts.append(chosen[(chosen >= first) & (chosen < first + size)] - first)
+        first += size
+    return parts
+
+
+def _joined(head: Head, pieces: Sequence[tuple[Inputs, Tensor, Tensor]]) -> tuple[Part, Tensor]:
+    x, y, f = (list(column) for column in zip(*pieces, strict=True))
+    return (inputs.concatenate(x), torch.cat(y), head), torch.cat(f)

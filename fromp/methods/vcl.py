@@ -1,0 +1,275 @@
+"""Variational continual learning: every weight a Gaussian, each task's posterior the prior of the next."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fromp import inputs
+from fromp.examples import Examples, SomeExamples, as_examples
+from fromp.inputs import Inputs
+from fromp.likelihoods import Likelihood
+from fromp.memory import Memory, pack, unpack
+from fromp.methods.base import Loss, Method, Part, Training, under
+from fromp.methods.coresets import Coreset
+from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
+from fromp.tape import Tape
+
+TEST_SAMPLES = 10
+SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
+
+_AFFINE: tuple[Callable, ...] = (F.linear, F.conv1d, F.conv2d, F.conv3d)
+
+
+@final
+class VCL(Method):
+    """E_q[mean nll] + KL(q_t || q_(t-1)) / N, q_t(w) = prod_w N(mean_w, deviation_w^2) (Nguyen et al. 2018, Eq. 4).
+
+    As improved by Swaroop et al. 2019: outputs of linear maps and convolutions are sampled instead of their weights
+    (local reparameterisation), and the deviations start small. Weights used in any other way are sampled themselves.
+    The means are the model's own weights. A weight that only other heads use is left out of the KL, and so stays
+    as it was until its own head is trained.
+
+    With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
+    tasks is refined on them, head by head, and put back afterwards.
+    """
+
+    first_task_is_plain = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        prior_precision: float,
+        initial_deviation: float,
+        seed: int,
+        coreset: Coreset | None = None,
+        coreset_epochs: int = 0,
+        batch_size: int = 128,
+        lr: float = 1e-3,
+    ) -> None:
+        super().__init__(model, likelihood)
+        self.coreset, self.coreset_epochs, self.batch_size, self.lr = coreset, coreset_epochs, batch_size, lr
+        weights = detached(model, trainable(model))
+        self.log_deviation = {
+            name: torch.full_like(w, math.log(initial_deviation), requires_grad=True) for name, w in weights.items()
+        }
+        self.prior = Gaussians(
+            {name: torch.zeros_like(w, requires_grad=False) for name, w in weights.items()},
+            {
+                name: torch.full_like(w, -0.5 * math.log(prior_precision), requires_grad=False)
+                for name, w in weights.items()
+            },
+        )
+        self.num_examples = 1
+        self._elsewhere: dict[str, Tensor] = {}  # 1 where a weight is of use to other heads only
+        self._sampled: tuple[str, ...] | None = None  # the weights that are not applied by an affine map
+        self._refined: dict[Head, Gaussians] = {}
+        self._held: Memory | None = None
+        self._seed = seed
+        self._noise = torch.Generator(device_of(model)).manual_seed(seed)
+
+    def parameters(self) -> list[Tensor]:
+        return [*super().parameters(), *self.log_deviation.values()]
+
+    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+        x, _ = examples.take(torch.arange(min(len(examples), 256)))
+        x = inputs.move(x, device_of(self.model))
+        self._elsewhere = self._of_other_heads(x, head)
+        self._sampled = self._not_affine(x, head)
+        self.num_examples = len(examples)
+        if self.coreset is None:
+            return [(examples, head)]
+        held = self.coreset.choose(examples, head, len(self.memories))
+        left = torch.ones(len(examples), dtype=torch.bool)
+        left[held] = False
+        x, y = examples.take(held)
+        x = inputs.transform(lambda part: part.clone(), x)
+        self._held = Memory(
+            inputs.move(x, device_of(self.model)), y.to(device_of(self.model)), torch.zeros(len(y)), head
+        )
+        self.num_examples = int(left.sum())
+        return [(SomeExamples(examples, left.nonzero().flatten()), head)]
+
+    def data_loss(self, batch: Sequence[Part]) -> Tensor:
+        total = sum(len(y) for _, y, _ in batch)
+        nlls = [
+            self.likelihood.nll(self._sample(self._posterior(), x, head, self._noise), y).sum() for x, y, head in batch
+        ]
+        return torch.stack(nlls).sum() / total
+
+    def loss(self, batch: Sequence[Part]) -> Loss:
+        return Loss(self.data_loss(batch), self.penalty())
+
+    def penalty(self) -> Tensor:
+        kept = {name: 1 - mask for name, mask in self._elsewhere.items()}
+        return kl(self._posterior(), self.prior, kept) / self.num_examples
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        if self._sampled is None:  # a task that was never begun: nothing of it is withheld
+            x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 256)))
+            self._sampled = self._not_affine(inputs.move(x, device_of(self.model)), as_head(head))
+        posterior = self._posterior().copies()
+        for name, mask in self._elsewhere.items():
+            posterior.mean[name] = torch.where(mask > 0, self.prior.mean[name], posterior.mean[name])
+            posterior.log_deviation[name] = torch.where(
+                mask > 0, self.prior.log_deviation[name], posterior.log_deviation[name]
+            )
+        self.prior = posterior
+        if self.coreset is not None and self._held is not None:
+            self.coreset.keep()
+            self.memories.append(self._held)
+            self._held = None
+            self._refined = {head: self._refine(head) for head in dict.fromkeys(m.head for m in self.memories)}
+
+    def predict_outputs(self, x: Inputs, head: Head, task: int) -> Tensor:
+        """The mean prediction over samples of the weights, by the posterior that was refined for the head: (b, c)."""
+        q = self._refined.get(head, self._posterior())
+        noise = torch.Generator(device_of(self.model)).manual_seed(self._seed)
+        means = [self.likelihood.mean(self._sample(q, x, head, noise)) for _ in range(TEST_SAMPLES)]
+        return torch.stack(means).mean(0)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, memories = pack(self.memories)
+        tensors |= {f"log_deviation.{name}": value.detach() for name, value in self.log_deviation.items()}
+        tensors |= self.prior.tensors("prior") | {"noise": self._noise.get_state()}
+        for place, q in enumerate(self._refined.values()):
+            tensors |= q.tensors(f"refined.{place}")
+        state: dict[str, Any] = {"memories": memories, "refined": list(self._refined)}
+        if self.coreset is not None:
+            more, state["coreset"] = self.coreset.state()
+            tensors |= {f"coreset.{name}": value for name, value in more.items()}
+        return tensors, state
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name, value in under(tensors, "log_deviation.").items():
+                self.log_deviation[name].copy_(value)
+        self.memories = unpack(tensors, state["memories"])
+        self.prior = Gaussians.of(tensors, "prior")
+        self._refined = {
+            as_head(head): Gaussians.of(tensors, f"refined.{place}") for place, head in enumerate(state["refined"])
+        }
+        self._noise.set_state(tensors["noise"])
+        if self.coreset is not None:
+            self.coreset.restore(under(tensors, "coreset."), state["coreset"])
+
+    def _posterior(self) -> "Gaussians":
+        return Gaussians(
+            {n: w for n, w in self.model.named_parameters() if n in self.log_deviation}, self.log_deviation
+        )
+
+    def _sample(self, q: "Gaussians", x: Inputs, head: Head, noise: torch.Generator) -> Tensor:
+        """The outputs at weights drawn from q: (b, c)."""
+        drawn = {name: _draw(q.mean[name], q.log_deviation[name].exp(), noise) for name in self._sampled or ()}
+        affine = {name: weight for name, weight in q.mean.items() if name not in drawn}
+        with Local(affine, q.log_deviation, noise):
+            return outputs(self.model, x, head, {**affine, **drawn})
+
+    def _refine(self, head: Head) -> "Gaussians":
+        """The posterior after some epochs on the coreset of a head, with what was learned before as its prior."""
+        q = self.prior.copies()
+        values = [*q.mean.values(), *q.log_deviation.values()]
+        for value in values:
+            value.requires_grad_()
+        own = [memory for memory in self.memories if memory.head == head]
+        x, y = inputs.concatenate([m.inputs for m in own]), torch.cat([m.labels for m in own])
+        optimizer = torch.optim.Adam(values, self.lr, fused=True)
+        draws = torch.Generator().manual_seed(self._seed)
+        noise = torch.Generator(device_of(self.model)).manual_seed(self._seed)
+        with evaluating(self.model), torch.enable_grad():
+            for _ in range(self.coreset_epochs):
+                for batch in torch.randperm(len(y), generator=draws).split(self.batch_size):
+                    f = self._sample(q, inputs.take(x, batch), head, noise)
+                    loss = self.likelihood.nll(f, y[batch]).mean() + kl(q, self.prior) / len(y)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+        return q.copies()
+
+    def _of_other_heads(self, x: Inputs, head: Head) -> dict[str, Tensor]:
+        """1 for each weight that moves some output at x but none of this head's, else 0."""
+        if head is None:
+            return {}
+        weights = detached(self.model, trainable(self.model))
+        with evaluating(self.model), torch.enable_grad():
+            own, every = (
+                torch.autograd.grad(outputs(self.model, x, of, weights).sum(), list(weights.values()))
+                for of in (head, None)
+            )
+        return {name: ((a == 0) & (b != 0)).to(a) for name, a, b in zip(weights, own, every, strict=True)}
+
+    def _not_affine(self, x: Inputs, head: Head) -> tuple[str, ...]:
+        weights = detached(self.model, trainable(self.model))
+        with evaluating(self.model):
+            return Tape(self.model, weights, inputs.take(x, slice(0, 2)), head).others
+
+
+class Gaussians:
+    """Independent Gaussians over the weights, by name."""
+
+    def __init__(self, mean: Weights, log_deviation: Weights) -> None:
+        self.mean, self.log_deviation = dict(mean), dict(log_deviation)
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], mark: str) -> "Gaussians":
+        """What `tensors` gave."""
+        return cls(under(tensors, f"{mark}.mean."), under(tensors, f"{mark}.log_deviation."))
+
+    def tensors(self, mark: str) -> dict[str, Tensor]:
+        """Both moments of every weight, by name."""
+        tensors = {f"{mark}.mean.{name}": value for name, value in self.mean.items()}
+        return tensors | {f"{mark}.log_deviation.{name}": value for name, value in self.log_deviation.items()}
+
+    def copies(self) -> "Gaussians":
+        """The same, independent of this."""
+        return Gaussians(
+            {name: value.detach().clone() for name, value in self.mean.items()},
+            {name: value.detach().clone() for name, value in self.log_deviation.items()},
+        )
+
+
+def kl(q: Gaussians, p: Gaussians, share: Weights | None = None) -> Tensor:
+    """KL(q || p) = sum_w log s_p / s_q + (s_q^2 + (m_q - m_p)^2) / (2 s_p^2) - 1/2, with a factor on each weight."""
+    total = []
+    for name, log_s in q.log_deviation.items():
+        ratio = log_s - p.log_deviation[name]
+        distance = (q.mean[name] - p.mean[name]).square() * (-2 * p.log_deviation[name]).exp()
+        divergence = 0.5 * ((2 * ratio).exp() + distance - 1) - ratio
+        total.append((divergence * share[name] if share and name in share else divergence).sum())
+    return torch.stack(total).sum()
+
+
+class Local(TorchFunctionMode):
+    """Samples z = W a + b by its own mean and variance wherever an affine map applies Gaussian weights."""
+
+    def __init__(self, weights: Weights, log_deviation: Weights, noise: torch.Generator) -> None:
+        super().__init__()
+        self._log_deviation = {id(weight): log_deviation[name] for name, weight in weights.items()}
+        self._noise = noise
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return self._affine(func, *args, **kwargs) if func in _AFFINE else func(*args, **kwargs)
+
+    def _affine(
+        self, func: Callable, a: Tensor, weight: Tensor, bias: Tensor | None = None, *geometry: Any, **named: Any
+    ) -> Tensor:
+        mean = func(a, weight, bias, *geometry, **named)
+        if id(weight) not in self._log_deviation and id(bias) not in self._log_deviation:
+            return mean
+        variances = [None if w is None else self._variance(w) for w in (weight, bias)]
+        variance = func(a.square(), *variances, *geometry, **named)
+        return _draw(mean, variance.clamp_min(SMALLEST_VARIANCE).sqrt(), self._noise)
+
+    def _variance(self, weight: Tensor) -> Tensor:
+        log_deviation = self._log_deviation.get(id(weight))
+        return torch.zeros_like(weight) if log_deviation is None else (2 * log_deviation).exp()
+
+
+def _draw(mean: Tensor, deviation: Tensor, noise: torch.Generator) -> Tensor:
+    return mean + deviation * torch.randn(mean.shape, generator=noise, device=mean.device, dtype=mean.dtype)

@@ -1,0 +1,324 @@
+"""The baselines against what their own papers say they are."""
+
+import math
+from dataclasses import replace
+
+import naive
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Normal, kl_divergence
+
+from fromp import FROMP, Categorical, Gaussian
+from fromp.examples import TensorExamples
+from fromp.experiments import BENCHMARKS, settings_for
+from fromp.memory import random_score
+from fromp.methods.coresets import MemorableCoreset, RandomCoreset
+from fromp.methods.functional_l2 import FunctionalL2
+from fromp.methods.quadratic import DLP, EWC
+from fromp.methods.replay import DERpp, Replay
+from fromp.methods.si import SI
+from fromp.methods.vcl import VCL, Gaussians, Local, kl
+from fromp.prior import IdentityKernel
+from fromp.training import Fit, Optimisation
+
+HEADS = [(0, 1), (2, 3), (4, 5)]
+
+
+def network(outputs=6, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
+
+
+def data(task, n=12):
+    generator = torch.Generator().manual_seed(task)
+    return torch.randn(n, 3, generator=generator).double() + task, torch.arange(n) % 2
+
+
+def move(model, step):
+    with torch.no_grad():
+        for p in model.parameters():
+            p += step * torch.sin(torch.arange(p.numel()).double()).reshape(p.shape)
+
+
+def after_tasks(method, count):
+    """The Fisher diagonals and the weights at the end of each task, by plain loops."""
+    ends = []
+    for task in range(count):
+        move(method.model, 0.3)
+        x, y = data(task)
+        weights = {name: w.detach().clone() for name, w in method.model.named_parameters()}
+        total = naive.ggn_diagonal(method.model, x, y, len(x), method.likelihood, HEADS[task]) / len(x)
+        parts = total.split([w.numel() for w in weights.values()])
+        fisher = {name: part.reshape(w.shape) for (name, w), part in zip(weights.items(), parts, strict=True)}
+        ends.append((fisher, weights))
+        method.end_task((x, y), HEADS[task])
+    move(method.model, 0.1)
+    return ends
+
+
+def test_ewc_is_a_penalty_for_each_task():
+    method = EWC(network(), Categorical(), strength=3.0)
+    ends = after_tasks(method, 3)
+    weights = dict(method.model.named_parameters())
+    expected = sum(
+        1.5 * (fisher[name] * (weights[name] - then[name]).square()).sum() for fisher, then in ends for name in weights
+    )
+    ours, theirs = (torch.autograd.grad(value, list(weights.values())) for value in (method.penalty(), expected))
+    torch.testing.assert_close(method.penalty(), expected, rtol=1e-10, atol=0)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+
+
+def test_dlp_is_one_penalty_at_the_last_weights():
+    method = DLP(network(), Categorical(), strength=3.0)
+    ends = after_tasks(method, 3)
+    expected = sum(
+        1.5 * (fisher[name] * (w - ends[-1][1][name]).square()).sum()
+        for fisher, _ in ends
+        for name, w in method.model.named_parameters()
+    )
+    torch.testing.assert_close(method.penalty(), expected, rtol=1e-10, atol=0)
+
+
+def test_ewc_and_dlp_are_the_same_with_one_past_task_and_differ_with_two():
+    for count, same in [(1, True), (2, False)]:
+        penalties = []
+        for method in (EWC(network(), Categorical(), 2.0), DLP(network(), Categorical(), 2.0)):
+            after_tasks(method, count)
+            penalties.append(method.penalty().item())
+        assert math.isclose(*penalties, rel_tol=1e-12) == same
+
+
+@pytest.mark.parametrize("lr", [1e-2, 1e-3])
+def test_si_integrates_the_decrease_of_the_loss(lr):
+    """Its sum over weights is the loss before minus the loss after, up to O(lr), whatever the penalty and the clip."""
+    model = network(outputs=2)
+    method = SI(model, Categorical(), strength=5.0, damping=1e-3)
+    examples = TensorExamples(*data(0))
+    decreases = []
+    for task in range(2):
+        method.begin_task(examples, None, [])
+        batch = [(*data(task), None)]
+        optimizer = torch.optim.SGD(model.parameters(), lr)
+        before = method.data_loss(batch).item()
+        for _ in range(round(0.5 / lr)):
+            optimizer.zero_grad()
+            sum(method.loss(batch)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            optimizer.step()
+            method.after_step()
+        decreases.append(before - method.data_loss(batch).item())
+        path = sum(p.sum() for p in method.path.values()).item()
+        assert abs(path - decreases[-1]) < 0.5 * lr * abs(decreases[-1])
+        method.end_task(examples)
+    assert decreases[0] > 0.03
+
+
+def test_si_weighs_each_weight_by_its_path_and_never_negatively():
+    method = SI(network(outputs=2), Categorical(), strength=5.0, damping=0.1)
+    method.begin_task(TensorExamples(*data(0)), None, [])
+    for place, path in enumerate(method.path.values()):
+        path += torch.sin(torch.arange(path.numel()).double() + place).reshape(path.shape)
+    paths = {name: path.clone() for name, path in method.path.items()}
+    move(method.model, 0.3)
+    moved = {name: w.detach() - method.start[name] for name, w in method.model.named_parameters()}
+    method.end_task(data(0))
+    assert method.penalty().item() == 0
+    move(method.model, 0.2)
+    expected = 0.0
+    for name, w in method.model.named_parameters():
+        for p, d, now, then in zip(
+            *(t.flatten() for t in (paths[name], moved[name], w, method.start[name])), strict=True
+        ):
+            expected += 5.0 * max(0.0, p.item()) / (d.item() ** 2 + 0.1) * (now.item() - then.item()) ** 2
+    assert math.isclose(method.penalty().item(), expected, rel_tol=1e-10)
+
+
+def test_si_leaves_value_and_gradient_of_the_loss_as_they_are():
+    method = SI(network(outputs=2), Categorical(), strength=5.0, damping=1e-3)
+    batch = [(*data(0), None)]
+    weights = list(method.model.parameters())
+    plain = method.data_loss(batch)
+    ours = method.loss(batch).data
+    assert math.isclose(plain.item(), ours.item(), rel_tol=1e-14)
+    for a, b in zip(torch.autograd.grad(plain, weights), torch.autograd.grad(ours, weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_functional_l2_is_fromp_with_the_identity_for_kernel():
+    """Where outputs are means: 1/2 tau |m - m0|^2 is strength |f - f0|^2 with tau twice the strength."""
+    model = network(outputs=2)
+    x = [data(task)[0] for task in range(3)]
+    y = [torch.zeros(12, 2).double()] * 3
+    l2 = FunctionalL2(model, Gaussian(1.0), memory=12, strength=0.7, seed=0)
+    fromp = FROMP(model, Gaussian(1.0), 1.4, 12, 1.0, 0.0, kernel=IdentityKernel, score=random_score)
+    for task in range(3):
+        move(model, 0.2)
+        l2.end_task((x[task], y[task]))
+        fromp.end_task((x[task], y[task]))
+        assert l2.penalty().item() == 0
+    move(model, 0.3)
+    weights = list(model.parameters())
+    torch.testing.assert_close(l2.penalty(), fromp.penalty(), rtol=1e-10, atol=0)
+    for a, b in zip(*(torch.autograd.grad(m.penalty(), weights) for m in (l2, fromp)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
+
+
+def test_replay_expects_the_mean_loss_over_all_memory():
+    method = Replay(network(), Categorical(), memory=4, batch_size=500, strength=2.0, seed=0)
+    for task in range(3):
+        method.end_task(data(task), HEADS[task])
+    every = [(m.inputs, m.labels, m.head) for m in method.memories]
+    mean = sum(method.penalty().item() for _ in range(40)) / 40
+    assert [len(m) for m in method.memories] == [4, 4, 4]
+    assert mean == pytest.approx(2.0 * method.data_loss(every).item(), rel=0.02)
+
+
+def test_der_holds_the_outputs_where_they_were_stored():
+    model = network()
+    method = DERpp(model, Categorical(), memory=4, batch_size=64, strength=0.0, logit_strength=0.5, seed=0)
+    for task in range(2):
+        method.end_task(data(task), HEADS[task])
+    assert method.penalty().item() < 1e-30
+    with torch.no_grad():
+        model[2].bias += torch.tensor([1.0, 1.0, 3.0, 3.0, 9.0, 9.0])
+    share = sum(len(stored) for (_, _, head), stored in _drawn(method) if head == HEADS[0]) / 64
+    assert method.penalty().item() == pytest.approx(0.5 * (share * 1.0 + (1 - share) * 9.0))
+
+
+def _drawn(method):
+    state = method._generator.get_state()
+    drawn = method.draw(method.batch_size)
+    method._generator.set_state(state)
+    return drawn
+
+
+def gaussians(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return Gaussians(
+        {k: torch.randn(4, 3, generator=generator).double() for k in "ab"},
+        {k: torch.randn(4, 3, generator=generator).double() for k in "ab"},
+    )
+
+
+def test_the_kl_of_vcl_is_the_closed_form():
+    q, p = gaussians(0), gaussians(1)
+    expected = sum(
+        kl_divergence(Normal(q.mean[k], q.log_deviation[k].exp()), Normal(p.mean[k], p.log_deviation[k].exp())).sum()
+        for k in "ab"
+    )
+    torch.testing.assert_close(kl(q, p), expected, rtol=1e-12, atol=0)
+    half = {"a": torch.zeros(4, 3).double()}
+    only_b = kl_divergence(
+        Normal(q.mean["b"], q.log_deviation["b"].exp()), Normal(p.mean["b"], p.log_deviation["b"].exp())
+    ).sum()
+    torch.testing.assert_close(kl(q, p, half), only_b, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(6, 4), (6,)),
+        (nn.Linear(6, 4, bias=False), (6,)),
+        (nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), (2, 5, 5)),
+        (nn.Conv1d(2, 4, 3, dilation=2, bias=False), (2, 9)),
+    ],
+)
+def test_sampled_outputs_have_the_moments_of_sampled_weights(layer, shape):
+    torch.manual_seed(0)
+    layer = layer.double()
+    weights = dict(layer.named_parameters())
+    log_deviation = {name: torch.randn_like(w) * 0.3 - 1 for name, w in weights.items()}
+    noise = torch.Generator().manual_seed(0)
+    a = torch.randn(1, *shape).double()
+    with torch.no_grad():
+        with Local(weights, log_deviation, noise):
+            local = torch.stack([layer(a) for _ in range(4000)])
+        drawn = []
+        for _ in range(4000):
+            sample = {n: w + log_deviation[n].exp() * torch.randn(w.shape).double() for n, w in weights.items()}
+            drawn.append(torch.func.functional_call(layer, sample, (a,)))
+        drawn = torch.stack(drawn)
+    spread = drawn.std(0)
+    assert ((local.mean(0) - drawn.mean(0)).abs() / spread).max() < 0.12
+    torch.testing.assert_close(local.std(0), spread, rtol=0.08, atol=0)
+
+
+def test_vcl_finds_the_exact_diagonal_posterior_of_a_linear_gaussian_model():
+    """Task after task: the best mean field has the exact mean, and the precision matrix's diagonal."""
+    torch.manual_seed(0)
+    x = [torch.randn(40, 3).double() @ torch.tensor([[1, 0.3, 0], [0, 1, 0.2], [0, 0, 1]]).double() for _ in range(2)]
+    y = [part @ torch.tensor([[1.0], [-2.0], [0.5]]).double() + 0.3 * torch.randn(40, 1).double() for part in x]
+    model = nn.Linear(3, 1, bias=False).double()
+    method = VCL(model, Gaussian(1 / 0.09), prior_precision=2.0, initial_deviation=1e-2, seed=0)
+    mean, precision = torch.zeros(3).double(), 2.0 * torch.eye(3).double()
+    for task in range(2):
+        examples = TensorExamples(x[task], y[task])
+        training = method.begin_task(examples, None, [])
+        for _ in Fit(method, training, Optimisation(2500, 40, 2e-2, schedule="linear-decay"), seed=0).steps():
+            pass
+        method.end_task(examples)
+        now = precision + x[task].T @ x[task] / 0.09
+        mean = torch.linalg.solve(now, precision @ mean + x[task].T @ y[task].flatten() / 0.09)
+        precision = now.diag().diag()
+        torch.testing.assert_close(model.weight.detach().flatten(), mean, rtol=0, atol=8e-3)
+        torch.testing.assert_close(
+            method.log_deviation["weight"].detach().exp().flatten(), now.diag().rsqrt(), rtol=0.06, atol=0
+        )
+
+
+def test_vcl_leaves_the_heads_of_other_tasks_alone():
+    method = VCL(network(), Categorical(), prior_precision=1.0, initial_deviation=1e-2, seed=0)
+    before = {name: w.detach().clone() for name, w in method.model.named_parameters()}
+    training = method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
+    for _ in Fit(method, training, Optimisation(5, 4, 1e-2), seed=0).steps():
+        pass
+    method.end_task(data(0), HEADS[0])
+    for values, start in [
+        (dict(method.model.named_parameters()), before),
+        (method.log_deviation, {n: torch.full_like(w, math.log(1e-2)) for n, w in before.items()}),
+        (method.prior.mean, {n: torch.zeros_like(w) for n, w in before.items()}),
+    ]:
+        assert torch.equal(values["2.weight"][2:], start["2.weight"][2:])
+        assert not torch.equal(values["2.weight"][:2], start["2.weight"][:2])
+        assert not torch.equal(values["0.weight"], start["0.weight"])
+
+
+def test_a_coreset_is_withheld_and_refined_before_a_test():
+    model = network()
+    coreset = RandomCoreset(Categorical(), 40, seed=0)
+    method = VCL(model, Categorical(), 1.0, 0.3, 0, coreset, coreset_epochs=50, batch_size=20, lr=5e-2)
+    x, _ = data(0, 100)
+    examples = TensorExamples(x, (x[:, 0] > x[:, 0].median()).long())
+    [(rest, head)] = method.begin_task(examples, HEADS[0], [])
+    assert len(rest) == method.num_examples == 60
+    weights = [w.detach().clone() for w in model.parameters()]
+    method.end_task(examples, head)
+    held = method.memories[0]
+    everything = torch.cat([rest.take(torch.arange(60))[0], held.inputs])
+    torch.testing.assert_close(everything.sort(0).values, x.sort(0).values)
+    assert held.labels.sum() == 20
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    plain = VCL(model, Categorical(), 1.0, 0.3, 0)
+    plain.begin_task(examples, HEADS[0], [])
+    hits = [(m.predict_outputs(x, HEADS[0], 0).argmax(1) == examples.y).double().mean() for m in (plain, method)]
+    assert hits[1] > hits[0] + 0.2
+
+
+def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
+    base = replace(settings_for("toy", {}), epochs=1)
+    stream, model = BENCHMARKS["toy"].make(base, 3)
+    coreset = MemorableCoreset(model, Categorical(), base, seed=11)
+    _, other = BENCHMARKS["toy"].make(base, 3)
+    fromp = FROMP(other, Categorical(), base.tau, base.memory, base.prior_precision, base.jitter)
+    for place in range(2):
+        task = stream.task(place)
+        again = coreset.choose(task.train, task.head, place)
+        chosen = coreset.choose(task.train, task.head, place)
+        assert torch.equal(chosen, again)
+        coreset.keep()
+        for _ in Fit(fromp, [(task.train, task.head)], base.optimisation(), 11 + place).steps():
+            pass
+        fromp.end_task(task.train, task.head)
+        assert torch.equal(task.train.take(chosen)[0], fromp.memories[place].inputs)
