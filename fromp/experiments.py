@@ -47,7 +47,7 @@ class Settings:
     strength: float = 1.0  # of what other methods hold on with: lambda of EWC, c of SI, the weight of replayed points
     logit_strength: float = 0.5  # of DER++: how far the stored outputs count
     damping: float = 1e-3  # xi of SI
-    initial_deviation: float = 1e-3  # of every weight of VCL before training
+    initial_deviation: float = 1e-3  # of VCL's weights, and FRCL's of the last layer, before training
     coreset_epochs: int = 0  # over the coreset of VCL, before each test
     search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
     tasks_per_step: int | None = None  # past tasks drawn for each penalty; all of them if none is given
@@ -193,7 +193,12 @@ BENCHMARKS: dict[str, Benchmark] = {
 
 
 # What a method needs otherwise than FROMP: on every benchmark under "", on one under its name.
-_OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {}
+_FRCL: dict[str, dict[str, Any]] = {
+    "": {"clip": None, "prior_precision": 1.0, "jitter": 1e-3, "initial_deviation": 0.1},
+    "split-mnist": {"lr": 3e-4},
+    "split-mnist-small": {"lr": 3e-4},
+}
+_OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {"frcl-random": _FRCL, "frcl-trace": _FRCL}
 
 
 def benchmark(name: str) -> Benchmark:

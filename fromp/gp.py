@@ -82,6 +82,11 @@ def predict(
 
 def inverse(kernel: Tensor, jitter: float) -> Tensor:
     """(K + jitter I)^-1 for each output, in double precision throughout: (c, i, j)."""
+    return torch.cholesky_inverse(cholesky(kernel, jitter))
+
+
+def cholesky(kernel: Tensor, jitter: float) -> Tensor:
+    """The lower factor of K + jitter I for each output, in double precision: (c, i, j)."""
     if not bool(torch.isfinite(kernel).all()):
         raise KernelError(
             "the kernel is not finite; look for derivatives that are not, or a prior_precision near zero."
@@ -95,7 +100,7 @@ def inverse(kernel: Tensor, jitter: float) -> Tensor:
             f"the kernel of output {output} is not positive definite: its smallest eigenvalue is {smallest:.3g} "
             f"and jitter={jitter:g} does not lift it above zero; use a jitter well above {abs(smallest):.1g}."
         )
-    return torch.cholesky_inverse(factor)
+    return factor
 
 
 def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, memory_budget: int) -> Tensor:

@@ -10,6 +10,7 @@ from fromp.likelihoods import Likelihood
 from fromp.memory import Score, memorability, random_score
 from fromp.methods.base import Method
 from fromp.methods.coresets import MemorableCoreset, RandomCoreset
+from fromp.methods.frcl import FRCL
 from fromp.methods.fromp import FROMP
 from fromp.methods.functional_l2 import FunctionalL2
 from fromp.methods.plain import Finetune, Joint, Separate
@@ -81,6 +82,18 @@ def _vcl_memorable(
     return VCL(model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr)
 
 
+def _frcl_random(
+    model: nn.Module,
+    likelihood: Likelihood,
+    memory: int,
+    prior_precision: float,
+    jitter: float,
+    initial_deviation: float,
+    seed: int,
+) -> Method:
+    return FRCL(model, likelihood, memory, prior_precision, jitter, initial_deviation, search=0, seed=seed)
+
+
 @dataclass(frozen=True)
 class Entry:
     """A method, and what one has to know to choose it."""
@@ -133,6 +146,18 @@ METHODS: dict[str, Entry] = {
     "functional-l2": Entry(FunctionalL2, "Benjamin et al. 2018", "random points", "a pass over all memory"),
     "replay": Entry(Replay, "the first thing to try", "random points with labels", "a second minibatch"),
     "der++": Entry(DERpp, "Buzzega et al. 2020", "random points with labels and outputs", "two more minibatches"),
+    "frcl-random": Entry(
+        _frcl_random,
+        "Titsias et al. 2020",
+        "random points, the GP's posterior there a class and task",
+        "a pass over all memory, a Cholesky factor a task",
+    ),
+    "frcl-trace": Entry(
+        FRCL,
+        "Titsias et al. 2020",
+        "points that leave little open, the GP's posterior there a class and task",
+        "a pass over all memory, a Cholesky factor a task",
+    ),
     "finetune": Entry(Finetune, "the floor", "nothing", "nothing"),
     "separate": Entry(Separate, "no transfer, no forgetting", "a network a task", "nothing"),
     "joint": Entry(Joint, "the ceiling", "all data of all tasks", "nothing, but an epoch is as long as all tasks"),
