@@ -1,11 +1,13 @@
 """Functional regularisation of memorable past: continual learning for any PyTorch model."""
 
+from fromp.detection import Calibrated, Welch
 from fromp.errors import CheckpointError, DataError, DerivativeError, FrompError, KernelError
 from fromp.gp import Prediction
 from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
 from fromp.methods.fromp import FROMP
 from fromp.prior import FullKernel, IdentityKernel
+from fromp.taskfree import TaskFree
 
 __version__ = "0.1.0"
 
@@ -13,6 +15,7 @@ __all__ = [
     "FROMP",
     "GLM",
     "Bernoulli",
+    "Calibrated",
     "Categorical",
     "CheckpointError",
     "DataError",
@@ -26,6 +29,8 @@ __all__ = [
     "Memory",
     "Poisson",
     "Prediction",
+    "TaskFree",
+    "Welch",
     "least_memorable",
     "memorability",
     "per_class",

@@ -40,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="learn a benchmark with one method", description="Learn a benchmark.")
     run.add_argument("benchmark", metavar="BENCHMARK", help="one of those that `fromp list` shows")
     run.add_argument("--method", default="fromp", metavar="NAME", help="default: fromp")
+    run.add_argument(
+        "--task-free", action="store_true", help="find out where tasks begin instead of being told (docs/task-free.md)"
+    )
     _add_run_options(run)
     run.set_defaults(command=_run)
 
@@ -105,7 +108,8 @@ def _run(options: argparse.Namespace) -> int:
     from fromp.progress import console
 
     plan = _plan(options, options.method)
-    out = options.out or Path("runs") / f"{options.benchmark}-{options.method}"
+    suffix = "-task-free" if options.task_free else ""
+    out = options.out or Path("runs") / f"{options.benchmark}-{options.method}{suffix}"
     code = _learn(plan, out, options)
     if code == 0:
         _finish(out, console())
@@ -141,6 +145,8 @@ def _plan(options: argparse.Namespace, method: str) -> Any:
 
     choose("method", method, METHODS)
     changes = dict(parse_setting(text) for text in options.set)
+    if getattr(options, "task_free", False):
+        changes = {"boundaries": "calibrated", "schedule": "constant", **changes}  # a decay would have to know the end
     changes |= {k: v for k in ("memory", "tasks", "epochs") if (v := getattr(options, k)) is not None}
     return Plan(options.benchmark, method, settings_for(options.benchmark, changes, method))
 

@@ -40,7 +40,7 @@ def ggn_diagonal(
                 f"the derivative of the outputs with respect to '{name}' is not finite; "
                 "look for sqrt, log or a division at zero in that layer."
             )
-    return diagonal
+    return {name: total * examples.weight for name, total in diagonal.items()}
 
 
 def chunks(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fromp import data
+from fromp.detection import DETECTORS
 from fromp.errors import FrompError
 from fromp.networks import ACTIVATIONS, cifar_cnn, initialise, mlp
 from fromp.tasks import TOY_VARIATIONS, Blobs, Chain, First, Permuted, Rotated, Split, Stream, Validation
@@ -52,6 +53,10 @@ class Settings:
     search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
     tasks_per_step: int | None = None  # past tasks drawn for each penalty; all of them if none is given
     validation: float = 0.0  # share of the training data to test on instead of the test data, for choosing settings
+    boundaries: str = "given"  # or the detector that finds out where tasks begin
+    false_alarm: float = 1e-6  # of the calibrated detector, for each minibatch
+    threshold: float = 1.3  # of Welch's t
+    reservoir: int = 5000  # examples of the present task that are kept until its end is found
     hidden: tuple[int, ...] = ()  # units of each hidden layer of an MLP
     activation: str = "relu"
 
@@ -72,6 +77,16 @@ class Settings:
         _require(all(units >= 1 for units in self.hidden), "hidden", self.hidden, "at least 1 unit a layer")
         choose("schedule", self.schedule, SCHEDULES)
         choose("activation", self.activation, ACTIVATIONS)
+        choose("detector", self.boundaries, ["given", *DETECTORS])
+        _require(0 < self.false_alarm < 1, "false_alarm", self.false_alarm, "in (0, 1)")
+        _require(self.threshold > 0, "threshold", self.threshold, "positive")
+        if self.boundaries != "given":
+            _require(self.reservoir >= self.memory, "reservoir", self.reservoir, f"at least memory={self.memory}")
+            if self.schedule != "constant":
+                raise FrompError(
+                    f"schedule={self.schedule} needs to know how long a task is; "
+                    "without tasks being announced, use schedule=constant."
+                )
 
     def optimisation(self) -> Optimisation:
         """How each task is fitted, with the clip in units of `mean nll + penalty` (as it stands if there is no tau)."""

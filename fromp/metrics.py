@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 Matrix = Sequence[Sequence[float]]  # row i has the tasks seen so far, 0 to i
 
@@ -29,6 +31,33 @@ def forgetting(accuracy: Matrix) -> float | None:
     if not last:
         return None
     return sum(max(accuracy[i][j] for i in range(j, last)) - accuracy[last][j] for j in range(last)) / last
+
+
+def detection(true: Sequence[int], found: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """How boundaries that were found, (begins, noticed), compare with the true ones.
+
+    The first to be noticed between a true boundary and the next one has found it. `delays` are the minibatches of
+    the new task that came before the one at which it was noticed, `shifts` those between where it was placed and
+    where it is, both None for a miss. Every other one is a false alarm.
+    """
+    delays: list[int | None] = []
+    shifts: list[int | None] = []
+    for start, stop in pairwise([*true, math.inf]):
+        own = [(begins, noticed) for begins, noticed in found if start <= noticed < stop]
+        delays.append(own[0][1] - int(start) if own else None)
+        shifts.append(own[0][0] - int(start) if own else None)
+    misses = delays.count(None)
+    return {
+        "true": list(true), "found": [list(one) for one in found], "delays": delays, "shifts": shifts,
+        "misses": misses, "false_alarms": len(found) - len(true) + misses,
+    }  # fmt: skip
+
+
+def threshold_range(statistic: Sequence[float], true: Sequence[int], first: int) -> tuple[float, float]:
+    """The highest value within tasks, their first few minibatches apart, and the lowest one at a true boundary."""
+    tasks = pairwise([0, *true, len(statistic)])
+    within = [max(statistic[start + first : stop], default=-math.inf) for start, stop in tasks]
+    return max(within), min((statistic[place] for place in true), default=math.inf)
 
 
 def summarise(values: Sequence[float]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import fromp
 from fromp import folder, metrics
+from fromp.detection import DETECTORS
 from fromp.errors import CheckpointError
 from fromp.examples import Examples
 from fromp.experiments import Benchmark, Settings, as_json, settings_for
@@ -28,6 +29,7 @@ from fromp.methods import METHODS
 from fromp.methods.base import Loss, Method, under
 from fromp.model import Head
 from fromp.networks import num_weights
+from fromp.taskfree import TaskFree, Unannounced
 from fromp.tasks import Stream
 from fromp.training import Fit, accuracy, hash_seed
 
@@ -92,6 +94,8 @@ class Run:
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
         self._elapsed = 0.0
+        self.learner = build_learner(plan, self.method, seed)
+        self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
 
     def learn(self, watch: Watch, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> dict[str, Any]:
         """Learn what is left of the stream, and return the run as it stands in results.json."""
@@ -113,6 +117,8 @@ class Run:
                 "forward_transfer": None,
                 "forgetting": metrics.forgetting(self.rows),
             }
+        if self.learner is not None:
+            result["boundaries"] = self._boundaries(self.learner)
         return result | {
             "seconds": sum(self.seconds),
             "task_seconds": self.seconds,
@@ -127,14 +133,21 @@ class Run:
         if saved is not None:
             self._restore(None, saved)
         training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
-        fit = Fit(self.method, training, self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task))
+        settings, seed = self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task)
+        if self.learner is None:
+            fit = Fit(self.method, training, settings, seed)
+        else:
+            fit = Unannounced(self.learner, training, settings, seed)
         if saved is not None and saved["step"] > 0:  # it ended within the task: beginning it has changed things
             self._restore(fit, saved)
-        shared = self._first_task if self.task == 0 and self.method.first_task_is_plain else None
+        plain = self.method.first_task_is_plain and self.learner is None
+        shared = self._first_task if self.task == 0 and plain else None
         if shared is not None and saved is None and (shared / folder.MANIFEST).exists():
             self._take_first_task(shared, fit)
         start, last = time.monotonic() - self._elapsed, time.monotonic()
         for _ in fit.steps():
+            if self.learner is not None:
+                self._trace.append([*self.learner.detector.values])
             now = time.monotonic()
             if asked or now - last > checkpoint_seconds:
                 self._elapsed = now - start
@@ -147,7 +160,12 @@ class Run:
             tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
             took = {"seconds": time.monotonic() - start}
             folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, took)
-        self.method.end_task(task.train, task.head)
+        if self.learner is None:
+            self.method.end_task(task.train, task.head)
+        else:
+            self._ends.append(len(self._trace))
+            found = {"names": self.learner.detector.names, **self._boundaries(self.learner)}
+            folder.write(self.path / "trace", "trace", {"values": torch.tensor(self._trace, dtype=torch.double)}, found)
         self.rows.append(
             [
                 accuracy(self.method, seen.test, seen.head, place)
@@ -161,6 +179,15 @@ class Run:
         watch(self._moment(fit, True, self.seconds[-1]))
         if asked:
             raise Interrupted(asked[0])
+
+    def _boundaries(self, learner: TaskFree) -> dict[str, Any]:
+        """Where tasks were found to begin, and what is to be said of it."""
+        true = [end for end in self._ends if end < len(self._trace)]
+        found = metrics.detection(true, learner.boundaries)
+        if true and "Welch's t" in learner.detector.names:
+            statistic = [values[learner.detector.names.index("Welch's t")] for values in self._trace]
+            found["threshold_range"] = metrics.threshold_range(statistic, true, learner.FIRST)
+        return found
 
     def _take_first_task(self, shared: Path, fit: Fit) -> None:
         """Start from another run's first task: it was fitted with the same settings, and no method has a past then."""
@@ -180,7 +207,7 @@ class Run:
         """The weights after a task, and what was remembered of it, for pictures of how it went."""
         tensors = {f"weights.{name}": value for name, value in self.model.state_dict().items()}
         state: dict[str, Any] = {"accuracy": self.rows[-1]}
-        if self.method.memories:
+        if self.method.memories and self.learner is None:  # otherwise this task is not remembered yet
             memory = self.method.memories[-1]
             if isinstance(memory.inputs, Tensor):
                 tensors |= {"inputs": memory.inputs, "labels": memory.labels, "scores": memory.scores}
@@ -194,10 +221,14 @@ class Run:
         tensors["random"] = torch.get_rng_state()
         if fit is not None:
             tensors |= {f"optimizer.{name}": value for name, value in fit.state().items()}
-        state = {
+        state: dict[str, Any] = {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
             "rows": self.rows, "seconds": self.seconds, "elapsed": self._elapsed, "method": method_state,
         }  # fmt: skip
+        if self.learner is not None:
+            of_learner, state["learner"] = self.learner.state()
+            tensors |= {f"learner.{name}": value for name, value in of_learner.items()}
+            tensors["trace"], state["ends"] = torch.tensor(self._trace, dtype=torch.double), self._ends
         folder.write(self.path / "checkpoint", "run", tensors, state)
 
     def _load(self) -> dict[str, Any] | None:
@@ -211,7 +242,7 @@ class Run:
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
         self._elapsed = state["elapsed"]
-        saved = {"tensors": tensors, "step": state["step"], "method": state["method"]}
+        saved = {"tensors": tensors, **{key: state.get(key) for key in ("step", "method", "learner", "ends")}}
         if self.task == len(self.stream):
             self._restore(None, saved)
         return saved
@@ -221,6 +252,9 @@ class Run:
         self.model.load_state_dict(under(tensors, "model."))
         self.method.restore(under(tensors, "method."), saved["method"])
         torch.set_rng_state(tensors["random"])
+        if self.learner is not None:
+            self.learner.restore(under(tensors, "learner."), saved["learner"])
+            self._trace, self._ends = tensors["trace"].tolist(), saved["ends"]
         if fit is not None:
             fit.restore(saved["step"], under(tensors, "optimizer."))
 
@@ -249,6 +283,25 @@ def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
     options = {**as_json(plan.settings), "seed": hash_seed(seed, 3), "base": settings_for(plan.benchmark, {})}
     wanted = inspect.signature(build).parameters
     return build(model, Categorical(), **{name: options[name] for name in wanted if name in options})
+
+
+def build_learner(plan: Plan, method: Method, seed: int) -> TaskFree | None:
+    """What learns without being told where tasks begin, if the plan wants that."""
+    settings = plan.settings
+    if settings.boundaries == "given":
+        return None
+    build, options = DETECTORS[settings.boundaries], as_json(settings)
+    detector = build(**{name: options[name] for name in inspect.signature(build).parameters if name in options})
+    optimisation = settings.optimisation()
+    return TaskFree(
+        method,
+        optimisation.optimizer(method.parameters()),
+        detector,
+        reservoir=settings.reservoir,
+        shortest=settings.memory,
+        clip=optimisation.clip,
+        seed=hash_seed(seed, 4),
+    )
 
 
 def environment() -> dict[str, Any]:

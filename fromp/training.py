@@ -28,54 +28,83 @@ class Optimisation:
     clip: float | None = None  # of the norm of the gradient of `mean nll + penalty`
     schedule: str = "constant"
 
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Adam:
+        """Adam for these parameters."""
+        return torch.optim.Adam(parameters, self.lr, (self.beta1, self.beta2), fused=True)
+
 
 class Fit:
     """The fitting of one task, step by step, from any step on."""
 
-    def __init__(self, method: Method, training: Training, settings: Optimisation, seed: int) -> None:
+    def __init__(
+        self,
+        method: Method,
+        training: Training,
+        settings: Optimisation,
+        seed: int,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         self.method, self.settings = method, settings
         self._batches = Shuffled(training, settings.batch_size, seed)
         self.num_steps = settings.epochs * self._batches.steps_per_epoch
-        self._parameters = method.parameters()
-        betas = (settings.beta1, settings.beta2)
-        self.optimizer = torch.optim.Adam(self._parameters, settings.lr, betas, fused=True)
+        self.optimizer = optimizer or settings.optimizer(method.parameters())
         self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
 
     def steps(self) -> Iterator[int]:
         """Train from the present step to the last, yielding the number of steps done."""
-        settings, method = self.settings, self.method
+        settings = self.settings
         factor = SCHEDULES[settings.schedule]
-        method.model.train()
+        self.method.model.train()
         for batch in self._batches.batches(self.step, self.num_steps):
             for group in self.optimizer.param_groups:
                 group["lr"] = settings.lr * factor(self.step / self.num_steps)
-            self.optimizer.zero_grad()
-            loss = method.loss(batch)
-            (loss.data + loss.penalty).backward()
-            if settings.clip is not None:
-                nn.utils.clip_grad_norm_(self._parameters, settings.clip)
-            self.optimizer.step()
-            method.after_step()
+            self.loss = self.learn(batch)
             self.step += 1
-            self.loss = Loss(loss.data.detach(), loss.penalty.detach())
             yield self.step
+
+    def learn(self, batch: list[Part]) -> Loss:
+        """One step."""
+        return descend(self.method, self.optimizer, batch, self.settings.clip)
 
     def state(self) -> dict[str, Tensor]:
         """The optimiser's moments, by parameter."""
-        return {
-            f"{place}.{name}": value
-            for place, moments in self.optimizer.state_dict()["state"].items()
-            for name, value in moments.items()
-        }
+        return moments(self.optimizer)
 
     def restore(self, step: int, tensors: dict[str, Tensor]) -> None:
         """Go on from `step`, with the moments that `state` gave then."""
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in tensors.items():
-            place, name = key.split(".")
-            moments.setdefault(int(place), {})[name] = value
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        restore_moments(self.optimizer, tensors)
         self.step = step
+
+
+def descend(method: Method, optimizer: torch.optim.Optimizer, batch: list[Part], clip: float | None) -> Loss:
+    """One step on a minibatch; returns what it went down from."""
+    optimizer.zero_grad()
+    loss = method.loss(batch)
+    (loss.data + loss.penalty).backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+    optimizer.step()
+    method.after_step()
+    return Loss(loss.data.detach(), loss.penalty.detach())
+
+
+def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser keeps of its past steps, by parameter; `restore_moments` gives it back."""
+    return {
+        f"{place}.{name}": value
+        for place, of_parameter in optimizer.state_dict()["state"].items()
+        for name, value in of_parameter.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Return to the moments that `moments` gave; the learning rate and the like stay."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        place, name = key.split(".")
+        state.setdefault(int(place), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 class Shuffled:

@@ -1,0 +1,198 @@
+"""Learning from minibatches alone: nobody says where a task begins, and no data is kept but a small sample."""
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from fromp import folder, inputs
+from fromp.detection import Calibrated, Detector, Evidence, Verdict
+from fromp.errors import FrompError
+from fromp.examples import Batch
+from fromp.inputs import Inputs
+from fromp.methods.base import Loss, Method, Part, Training, under
+from fromp.reservoir import Reservoir
+from fromp.training import Fit, Optimisation, descend, moments, restore_moments
+
+
+class Boundary(NamedTuple):
+    """Two minibatches, counted from 0: the first of a new task, and the one at which this was decided."""
+
+    begins: int
+    noticed: int
+
+
+@final
+class TaskFree:
+    """Trains a method on minibatches as they come, finds out by itself where a task ends, and remembers it then.
+
+        learner = TaskFree(FROMP(model, Categorical(), tau=0.5, memory_size=200), optimizer)
+        for x, y in stream:
+            learner.observe(x, y)
+
+    One head for all tasks: labels count over all of the model's outputs.
+
+    optimizer: its state starts anew with each task, as in the paper.
+    detector: `Calibrated()`, or `Welch(threshold)` for the paper's.
+    reservoir: distinct examples of the present task that are kept, to remember it by when it ends.
+    shortest: examples that a task has at least; no change is looked for before, nor in its first ten minibatches.
+    clip: of the norm of the gradient.
+    seed: of the choice of examples.
+    """
+
+    FIRST = 10  # minibatches of a task that are not tested, as in the paper
+
+    def __init__(
+        self,
+        method: Method,
+        optimizer: torch.optim.Optimizer,
+        detector: Detector | None = None,
+        *,
+        reservoir: int = 5000,
+        shortest: int = 500,
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        if reservoir < shortest:
+            raise FrompError(
+                f"reservoir={reservoir} never holds the {shortest} examples of the shortest task; "
+                "enlarge it, or lower `shortest`."
+            )
+        if type(method).begin_task is not Method.begin_task:
+            raise FrompError(
+                f"{type(method).__name__} must be told when a task begins; use a method that need not, such as FROMP."
+            )
+        self.method, self.optimizer, self.clip, self.shortest = method, optimizer, clip, shortest
+        self.detector = Calibrated() if detector is None else detector
+        self.reservoir = Reservoir(reservoir, seed)
+        self.boundaries: list[Boundary] = []
+        self.loss = Loss(torch.zeros(()), torch.zeros(()))  # of the last step
+        self._seen, self._age = 0, 0  # minibatches in all, and of the present task
+        self._held: list[Batch] = []
+        self._past = copy.deepcopy(method.model).eval().requires_grad_(False)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """What learns."""
+        return self.method.model
+
+    def observe(self, x: Inputs, y: Tensor) -> Verdict:
+        """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
+        verdict, admitted = self._decide(x, y)
+        self._train(admitted)
+        return verdict
+
+    def admit(self, x: Inputs, y: Tensor) -> list[Batch]:
+        """The same for a loop of one's own: returns the minibatches to train on now, none while it is unsure."""
+        return self._decide(x, y)[1]
+
+    def end_task(self) -> None:
+        """Learn from what is held back, and remember the task: for a boundary that is known after all."""
+        self._train(self._accept())
+        self._remember()
+        self.boundaries.append(Boundary(self._seen, self._seen))
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write everything, the model's weights included, into a folder, atomically."""
+        of_method, method = self.method.state()
+        tensors, state = self.state()
+        tensors |= {f"method.{name}": value for name, value in of_method.items()}
+        tensors |= {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        folder.write(path, "task-free", tensors, {**state, "method": method})
+
+    def load(self, path: str | os.PathLike) -> None:
+        """Go on from what `save` wrote, with the same kind of model, method, optimiser and detector."""
+        tensors, state = folder.read(path, "task-free")
+        self.model.load_state_dict(under(tensors, "model."))
+        self.method.restore(under(tensors, "method."), state["method"])
+        self.restore(tensors, state)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything but the model and the method, as tensors and as JSON values; `restore` takes it back."""
+        of_reservoir, reservoir = self.reservoir.state()
+        tensors = {f"reservoir.{name}": value for name, value in of_reservoir.items()}
+        tensors |= {f"past.{name}": value for name, value in self._past.state_dict().items()}
+        tensors |= {f"optimizer.{name}": value for name, value in moments(self.optimizer).items()}
+        for place, (x, y) in enumerate(self._held):
+            tensors |= {f"held.{place}.input.{k}": part for k, part in enumerate(inputs.tensors(x))}
+            tensors[f"held.{place}.labels"] = y
+        return tensors, {
+            "boundaries": self.boundaries, "seen": self._seen, "age": self._age, "reservoir": reservoir,
+            "held": [inputs.structure(x) for x, _ in self._held], "detector": self.detector.state(),
+        }  # fmt: skip
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Return to a state that `state` gave."""
+        self.boundaries = [Boundary(*found) for found in state["boundaries"]]
+        self._seen, self._age = state["seen"], state["age"]
+        self.reservoir.restore(under(tensors, "reservoir."), state["reservoir"])
+        self._past.load_state_dict(under(tensors, "past."))
+        restore_moments(self.optimizer, under(tensors, "optimizer."))
+        self.detector.restore(state["detector"])
+        self._held = []
+        for place, structure in enumerate(state["held"]):
+            own = under(tensors, f"held.{place}.")
+            parts = iter([own[f"input.{k}"] for k in range(len(own) - 1)])
+            self._held.append((inputs.assemble(structure, parts), own["labels"]))
+
+    def _decide(self, x: Inputs, y: Tensor) -> tuple[Verdict, list[Batch]]:
+        few = slice(0, self.detector.examples)
+        evidence = Evidence(self.model, self._past, self.method.likelihood, inputs.take(x, few), y[few])
+        armed = self._age >= self.FIRST and self.reservoir.distinct >= self.shortest
+        verdict = self.detector.examine(evidence, armed)
+        self._held.append((x, y))
+        self._seen += 1
+        if verdict is Verdict.UNSURE:
+            return verdict, []
+        if verdict is Verdict.NEW:
+            self._remember()
+            self.boundaries.append(Boundary(self._seen - len(self._held), self._seen - 1))
+        return verdict, self._accept()
+
+    def _accept(self) -> list[Batch]:
+        """What was held back belongs to the present task."""
+        accepted, self._held = self._held, []
+        for x, y in accepted:
+            self.reservoir.add(x, y)
+            self._age += 1
+        return accepted
+
+    def _remember(self) -> None:
+        self.method.end_task(self.reservoir.sample())
+        self._past.load_state_dict(self.model.state_dict())
+        self.optimizer.state.clear()
+        self.detector.begin_task()
+        self.reservoir.clear()
+        self._age = 0
+
+    def _train(self, batches: Sequence[Batch]) -> None:
+        for x, y in batches:
+            self.loss = descend(self.method, self.optimizer, [(x, y, None)], self.clip)
+
+
+@final
+class Unannounced(Fit):
+    """A task's minibatches, shown to a learner that is not told of it."""
+
+    def __init__(self, learner: TaskFree, training: Training, settings: Optimisation, seed: int) -> None:
+        super().__init__(learner.method, training, settings, seed, learner.optimizer)
+        self._learner = learner
+
+    def learn(self, batch: list[Part]) -> Loss:
+        x, y, head = batch[0]
+        if head is not None:
+            raise FrompError(
+                f"the head {list(head)} says which task an example belongs to; "
+                "choose a benchmark with one head for all tasks, such as permuted-mnist."
+            )
+        self._learner.observe(x, y)
+        return self._learner.loss
+
+    def state(self) -> dict[str, Tensor]:
+        return {}  # the learner keeps it
+
+    def restore(self, step: int, tensors: dict[str, Tensor]) -> None:
+        self.step = step

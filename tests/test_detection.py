@@ -1,0 +1,207 @@
+"""The detectors against plain loops, and their false-alarm rate against what they state."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from scipy.stats import norm, ttest_ind
+from torch import nn
+
+from fromp import Calibrated, Categorical, Prediction, Welch
+from fromp.detection import (
+    Divergence,
+    Evidence,
+    Verdict,
+    distance,
+    fit,
+    in_a_row,
+    jeffreys,
+    run_and_rank,
+    squared_differences,
+)
+from fromp.errors import FrompError
+from fromp.metrics import detection, threshold_range
+
+
+def networks(seed=0):
+    torch.manual_seed(seed)
+    return [nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 4)) for _ in range(2)]
+
+
+def evidence(model, past, size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(size, 3, generator=generator), torch.randint(4, (size,), generator=generator)
+    return Evidence(model, past.eval(), Categorical(), x, y)
+
+
+def test_welch_is_scipys_averaged_over_outputs():
+    model, past = networks()
+    detector = Welch(threshold=100.0)
+    last = None
+    for place, size in enumerate([40, 40, 17, 33]):
+        one = evidence(model, past, size, place)
+        assert detector.examine(one) is Verdict.SAME
+        squares = squared_differences(one).double().numpy()
+        if last is not None:
+            by_output = [ttest_ind(last[:, c], squares[:, c], equal_var=False).statistic for c in range(4)]
+            assert detector.values[1] == pytest.approx(np.mean(by_output), rel=1e-10)
+        last = squares
+
+
+def test_welch_decides_by_its_threshold_once_armed():
+    model, past = networks()
+    for armed, verdict in ((True, Verdict.NEW), (False, Verdict.SAME)):
+        detector = Welch(threshold=2.0)
+        detector.examine(evidence(model, past, 50, 0))
+        assert detector.examine(evidence(past, past, 50, 1), armed) is verdict  # they agree all of a sudden
+
+
+def test_welch_takes_outputs_that_never_vary():
+    model, past = networks()
+    with torch.no_grad():
+        for net in (model, past):
+            net[3].weight[3], net[3].bias[3] = 0.0, -200.0  # a class not seen yet
+    detector = Welch()
+    for seed in range(2):
+        detector.examine(evidence(model, past, 30, seed))
+    assert math.isfinite(detector.values[1])
+
+
+def test_the_signals_are_what_they_say():
+    model, past = networks()
+    one = evidence(model, past, 6, 0)
+    p, q = (net.eval()(one.x).softmax(-1) for net in (model, past))
+    assert torch.allclose(distance(one), ((p - q) ** 2).sum(-1))
+    label = p[torch.arange(6), one.y]
+    assert torch.allclose(fit(one), label / (1 + label))
+
+
+def test_looking_leaves_the_modes_alone():
+    model, past = networks()
+    fit(evidence(model, past, 6, 0))
+    assert all(module.training for module in model.modules())
+
+
+def test_jeffreys_is_the_sum_of_two_integrals():
+    p, q = norm(0.3, math.sqrt(0.5)), norm(-0.2, math.sqrt(2.0))
+    kl = [quad(lambda z, a=a, b=b: a.pdf(z) * (a.logpdf(z) - b.logpdf(z)), -12, 12)[0] for a, b in ((p, q), (q, p))]
+    one, other = (
+        Prediction(torch.tensor([[mean]]).double(), torch.tensor([[variance]]).double())
+        for mean, variance in ((0.3, 0.5), (-0.2, 2.0))
+    )
+    assert jeffreys(one, other).item() == pytest.approx(sum(kl), rel=1e-6)
+
+
+def test_divergence_is_zero_between_equal_processes():
+    model, _ = networks()
+    precision = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    wider = {name: 0.5 * p for name, p in precision.items()}
+    one = evidence(model, model, 12, 0)
+    assert Divergence(lambda: (precision, precision), examples=5)(one).tolist() == [0.0] * 5
+    assert (Divergence(lambda: (precision, wider), examples=5)(one) > 0).all()
+
+
+def test_the_probability_of_a_run_is_counted():
+    """Among all orders of n + r values, those in which the last r lie below the k-th lowest of the first n."""
+    for n, k, r in ((4, 1, 2), (4, 2, 2), (5, 2, 1), (3, 3, 3)):
+        orders = list(itertools.permutations(range(n + r)))
+        hits = sum(max(order[n:]) < sorted(order[:n])[k - 1] for order in orders)
+        assert in_a_row(n, k, r) == pytest.approx(hits / len(orders))
+
+
+@pytest.mark.parametrize("n", [10, 40, 250])
+def test_run_and_rank_are_the_best_allowed(n):
+    run, rank = run_and_rank(n, 5e-7, 4)
+    assert in_a_row(n, rank, run) <= 5e-7
+    assert rank == n or in_a_row(n, rank + 1, run) > 5e-7
+    assert run == 4 or in_a_row(n, 1, run - 1) > 5e-7
+
+
+def watched(draw, minibatches, false_alarm, **options):
+    """How often a calibrated detector raises an alarm on values drawn independently."""
+    values = torch.zeros(1)
+    detector = Calibrated(false_alarm, signals=[lambda evidence: values], examples=None, **options)
+    alarms = 0
+    for _ in range(minibatches):
+        values[0] = draw()
+        if detector.examine(None) is Verdict.NEW:
+            alarms += 1
+            detector.begin_task()
+    return alarms
+
+
+@pytest.mark.parametrize("name", ["normal", "cauchy", "skewed"])
+def test_false_alarms_are_as_rare_as_stated_whatever_the_tails(name):
+    chance = random.Random(0)
+    draw = {
+        "normal": lambda: chance.gauss(0, 1),
+        "cauchy": lambda: math.tan(math.pi * (chance.random() - 0.5)),
+        "skewed": lambda: -(chance.expovariate(1.0) ** 3),
+    }[name]
+    minibatches, false_alarm = 30_000, 2e-3
+    expected = minibatches * false_alarm
+    alarms = watched(draw, minibatches, false_alarm, patience=2, window=60)
+    assert 0.3 * expected < alarms < expected + 3 * math.sqrt(expected)
+
+
+def test_a_rise_raises_no_alarm_and_a_drop_does():
+    detector = Calibrated(signals=[lambda evidence: evidence], examples=None)
+    chance = random.Random(1)
+    for step in range(400):
+        assert detector.examine(torch.tensor([step / 100 + chance.gauss(0, 1)])) is not Verdict.NEW
+    verdicts = [detector.examine(torch.tensor([-9.0 - step])) for step in range(4)]
+    assert verdicts == [Verdict.UNSURE] * 3 + [Verdict.NEW]
+
+
+def test_one_outlier_is_held_back_and_then_let_go():
+    detector = Calibrated(signals=[lambda evidence: evidence], examples=None)
+    for step in range(100):
+        detector.examine(torch.tensor([math.sin(step)]))
+    assert detector.examine(torch.tensor([-5.0])) is Verdict.UNSURE
+    assert detector.examine(torch.tensor([0.5])) is Verdict.SAME
+
+
+@pytest.mark.parametrize("make", [Welch, Calibrated])
+def test_a_restored_detector_goes_on(make):
+    model, past = networks()
+    one = make()
+    for seed in range(60):
+        one.examine(evidence(model, past, 20, seed))
+    other = make()
+    other.restore(one.state())
+    for seed in range(60, 80):
+        pair = [detector.examine(evidence(past, past, 20, seed)) for detector in (one, other)]
+        assert pair[0] is pair[1]
+        assert one.values == other.values
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Welch(0.0), "threshold=0.0 is impossible"),
+        (lambda: Welch(examples=1), "examples=1 of a minibatch have no variance"),
+        (lambda: Calibrated(1.0), "false_alarm=1.0 is no probability"),
+        (lambda: Calibrated(patience=0), "patience=0"),
+        (lambda: Calibrated(signals=[]), "0 signals"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(FrompError, match=message):
+        make()
+
+
+def test_delays_misses_and_false_alarms_worked_out_by_hand():
+    found = detection([100, 200, 300], [(50, 52), (100, 103), (150, 150), (310, 315)])
+    assert found["delays"] == [3, None, 15]
+    assert found["shifts"] == [0, None, 10]
+    assert (found["misses"], found["false_alarms"]) == (1, 2)
+    assert detection([], [(5, 5)])["false_alarms"] == 1
+
+
+def test_the_range_of_thresholds_that_work():
+    statistic = [9.0, 0.1, 0.4, 3.0, 0.2, 0.3, 2.0, 0.5, 0.1]
+    assert threshold_range(statistic, [3, 6], first=1) == (0.5, 2.0)

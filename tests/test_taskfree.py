@@ -1,0 +1,285 @@
+"""A learner that is not told where tasks begin: it finds out, and then does what one that is told does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fromp import FROMP, Calibrated, Categorical, CheckpointError, TaskFree, Welch, folder
+from fromp.cli import main
+from fromp.curvature import ggn_diagonal
+from fromp.detection import Detector, Verdict
+from fromp.errors import FrompError
+from fromp.examples import TensorExamples
+from fromp.experiments import BENCHMARKS, settings_for
+from fromp.methods.plain import Joint
+from fromp.model import trainable
+from fromp.reservoir import Reservoir, Sample, hashes
+from fromp.runs import Plan, Run
+
+PER_TASK = 120
+
+
+class Never(Detector):
+    """Finds nothing."""
+
+    names = ()
+
+    def begin_task(self):
+        pass
+
+    def examine(self, evidence, armed=True):
+        return Verdict.SAME
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+def stream(tasks=3):
+    """Blobs that move to another place with each task, single-headed, in minibatches of new examples."""
+    generator = torch.Generator().manual_seed(0)
+    for task in range(tasks):
+        angle = torch.tensor(2.0 * task)
+        centre = 3 * torch.stack([angle.cos(), angle.sin()])
+        for _ in range(PER_TASK):
+            y = torch.randint(2, (16,), generator=generator)
+            x = torch.randn(16, 2, generator=generator) * 0.5 + centre + (2 * y[:, None] - 1) * torch.tensor([0.0, 1.0])
+            yield x, y
+
+
+def learner(detector=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    reg = FROMP(model, Categorical(), tau=1.0, memory_size=10, prior_precision=1e-3, jitter=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    return TaskFree(reg, optimizer, detector, **{"reservoir": 300, "shortest": 100, **options})
+
+
+def weights(one):
+    return torch.cat([p.detach().flatten() for p in one.model.parameters()])
+
+
+def test_it_finds_the_tasks_and_equals_one_that_is_told_of_them():
+    alone, told = learner(), learner(Never(None))
+    for place, (x, y) in enumerate(stream()):
+        if place and place % PER_TASK == 0:
+            told.end_task()
+        alone.observe(x, y)
+        told.observe(x, y)
+    alone.end_task()
+    told.end_task()
+    assert [found.begins for found in alone.boundaries] == [PER_TASK, 2 * PER_TASK, 3 * PER_TASK]
+    assert torch.equal(weights(alone), weights(told))
+    for a, b in zip(alone.method.memories, told.method.memories, strict=True):
+        assert torch.equal(a.inputs, b.inputs)
+    assert all(torch.equal(alone.method.precision[name], told.method.precision[name]) for name in told.method.precision)
+
+
+def test_nothing_is_learned_from_a_minibatch_in_doubt():
+    one = learner()
+    for place, (x, y) in enumerate(stream(2)):
+        before = weights(one)
+        kept = len(one.reservoir)
+        verdict = one.observe(x, y)
+        assert torch.equal(before, weights(one)) == (verdict is Verdict.UNSURE)
+        if verdict is Verdict.UNSURE:
+            assert len(one.reservoir) == kept
+        if verdict is Verdict.NEW:
+            assert place > PER_TASK
+            assert len(one.reservoir) == 16 * (place + 1 - PER_TASK)  # what was held back belongs to the new task
+    assert len(one.boundaries) == 1
+
+
+def test_the_old_task_is_remembered_at_the_weights_before_the_new_one():
+    one, at_end = learner(), {}
+    end_task = one.method.end_task
+
+    def spy(sample, head=None):
+        at_end["weights"], at_end["sample"] = weights(one), sample.x.clone()
+        end_task(sample, head)
+
+    one.method.end_task = spy
+    for place, (x, y) in enumerate(stream(2)):
+        one.observe(x, y)
+        if place == PER_TASK - 1:
+            last = weights(one)
+    assert torch.equal(at_end["weights"], last)
+    old = torch.cat([x for place, (x, _) in enumerate(stream(2)) if place < PER_TASK])
+    assert all(bool((old == row).all(1).any()) for row in at_end["sample"])
+
+
+def test_a_loop_of_ones_own_gets_the_same_minibatches():
+    one, own = learner(), learner()
+    for x, y in stream(2):
+        one.observe(x, y)
+        for a, b in own.admit(x, y):
+            own.optimizer.zero_grad()
+            (nn.functional.cross_entropy(own.model(a), b) + own.method.penalty()).backward()
+            own.optimizer.step()
+    assert own.boundaries == one.boundaries
+    assert torch.allclose(weights(one), weights(own), atol=1e-6)
+
+
+@pytest.mark.parametrize("stop", [50, PER_TASK + 2, PER_TASK + 40])  # within a task, in doubt, with a past
+def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path, stop):
+    one, other = learner(), learner(seed=0)
+    for place, (x, y) in enumerate(stream(3)):
+        if place == stop:
+            one.save(tmp_path)
+            with torch.no_grad():
+                other.model[0].weight += 1.0
+            other.load(tmp_path)
+        one.observe(x, y)
+        if place >= stop:
+            other.observe(x, y)
+            assert torch.equal(weights(one), weights(other))
+    assert one.boundaries == other.boundaries
+    assert len(one.boundaries) == 2
+    for a, b in zip(one.method.memories, other.method.memories, strict=True):
+        assert torch.equal(a.inputs, b.inputs)
+
+
+def test_another_folder_is_refused(tmp_path):
+    learner().method.save(tmp_path)
+    with pytest.raises(CheckpointError, match="holds 'fromp', not 'task-free'"):
+        learner().load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: learner(reservoir=50), "reservoir=50 never holds the 100 examples"),
+        (lambda: learner(reservoir=1, shortest=1), "a reservoir of 1 examples is impossible"),
+        (lambda: TaskFree(Joint(nn.Linear(2, 2), Categorical()), None), "Joint must be told when a task begins"),
+        (lambda: learner().end_task(), "the reservoir is empty"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(FrompError, match=message):
+        make()
+
+
+def test_the_reservoir_is_bounded_and_uniform():
+    """Every example is as likely to be kept, whenever it came and however often it was shown."""
+    counts = torch.zeros(200)
+    for seed in range(400):
+        reservoir = Reservoir(20, seed)
+        for start in range(0, 200, 10):
+            x = torch.arange(start, start + 10).float()[:, None]
+            reservoir.add(x, torch.zeros(10))
+            if start >= 100:
+                reservoir.add(x, torch.zeros(10))
+            assert len(reservoir) <= 20
+        sample = reservoir.sample()
+        assert len(sample.x.unique()) == 20
+        counts[sample.x.flatten().long()] += 1
+    assert counts.sum() == 400 * 20
+    deviation = (counts - 40) / (40 * 0.9) ** 0.5
+    assert deviation.abs().max() < 4.5
+    assert deviation[:100].mean().abs() < 0.4
+
+
+def test_the_number_of_distinct_examples_is_estimated():
+    reservoir = Reservoir(400, seed=3)
+    reservoir.add(torch.arange(300.0)[:, None], torch.zeros(300))
+    assert reservoir.distinct == 300
+    for _ in range(2):
+        reservoir.add(torch.arange(8000.0)[:, None], torch.zeros(8000))
+    assert reservoir.distinct == pytest.approx(8000, rel=4 / 400**0.5)
+    assert reservoir.sample().weight * 400 == pytest.approx(reservoir.distinct)
+
+
+def test_hashes_are_uniform_and_tell_rows_apart():
+    x = torch.arange(20_000.0)[:, None]
+    numbers = hashes([x, torch.zeros(20_000, dtype=torch.long)], seed=0)
+    assert len(numbers.unique()) == 20_000
+    assert ((numbers > 0) & (numbers < 1)).all()
+    counts = torch.histc(numbers, 20, 0.0, 1.0)
+    assert ((counts - 1000) / 1000**0.5).abs().max() < 4.5
+    assert torch.equal(numbers[5:9], hashes([x[5:9], torch.zeros(4, dtype=torch.long)], seed=0))
+    assert not torch.equal(numbers[5:9], hashes([x[5:9], torch.ones(4, dtype=torch.long)], seed=0))
+    assert len(hashes([torch.tensor([[True, False], [False, True]])], seed=1).unique()) == 2
+
+
+def test_a_sample_stands_for_the_whole():
+    model = nn.Linear(2, 3)
+    x, y = torch.randn(10, 2), torch.arange(10) % 3
+    names = trainable(model)
+    whole = ggn_diagonal(model, names, TensorExamples(x.repeat(4, 1), y.repeat(4)), Categorical())
+    sampled = ggn_diagonal(model, names, Sample(x, y, weight=4.0), Categorical())
+    assert all(torch.allclose(whole[name], sampled[name]) for name in names)
+
+
+SETTINGS = {"tasks": 3, "epochs": 3, "schedule": "constant"}
+
+
+class Died(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("boundaries", ["calibrated", "welch"])
+def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
+    settings = settings_for("permuted-digits", {**SETTINGS, "boundaries": boundaries, "threshold": 0.9})
+    plan = Plan("permuted-digits", "fromp", settings)
+
+    def learn(path, deaths):
+        for last in [*deaths, None]:
+            run, steps = Run(plan, BENCHMARKS["permuted-digits"], 0, path), iter(range(10_000))
+
+            def watch(moment, last=last, steps=steps):
+                if next(steps) == last:
+                    raise Died
+
+            try:
+                result = run.learn(watch, checkpoint_seconds=0.05)
+            except Died:
+                continue
+        return result, folder.read(path / "checkpoint", "run")[0], folder.read(path / "trace", "trace")
+
+    whole, tensors, trace = learn(tmp_path / "whole", [])
+    again, tensors_again, trace_again = learn(tmp_path / "again", [90, 70, 80])
+    assert again["accuracy"] == whole["accuracy"]
+    assert again["boundaries"] == whole["boundaries"]
+    assert tensors.keys() == tensors_again.keys()
+    assert all(torch.equal(tensors[name], tensors_again[name]) for name in tensors)
+    assert torch.equal(trace[0]["values"], trace_again[0]["values"])
+    assert len(trace[0]["values"]) == 3 * 135
+    if boundaries == "calibrated":
+        assert whole["boundaries"]["shifts"] == [0, 0]
+        assert whole["boundaries"]["false_alarms"] == 0
+
+
+def test_the_command_line(tmp_path, capsys):
+    arguments = ["run", "permuted-digits", "--task-free", "--tasks", "2", "--epochs", "2", "--quiet"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["settings"]["boundaries"] == "calibrated"
+    assert found["runs"][0]["boundaries"]["true"] == [90]
+    assert len(found["runs"][0]["accuracy"]) == 2
+    assert Path(tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["split-digits", "--task-free"], "choose a benchmark with one head for all tasks"),
+        (["permuted-digits", "--task-free", "--set", "schedule=linear-decay"], "use schedule=constant"),
+        (["permuted-digits", "--task-free", "--method", "joint"], "Joint must be told when a task begins"),
+        (["permuted-digits", "--task-free", "--set", "boundaries=welsh"], "did you mean 'welch'?"),
+        (["permuted-digits", "--task-free", "--set", "false_alarm=2"], "it must be in (0, 1)"),
+        (["permuted-digits", "--task-free", "--set", "reservoir=20"], "at least memory=50"),
+    ],
+)
+def test_wrong_commands(arguments, message, tmp_path, capsys):
+    assert main(["run", *arguments, "--quiet", "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_detectors_are_public():
+    assert isinstance(TaskFree(FROMP(nn.Linear(2, 2), Categorical()), None).detector, Calibrated)
+    assert Welch().threshold == 1.3
