@@ -54,6 +54,7 @@ class Row:
     experiment: Experiment | None
     accuracy: paper.Reported | None
     transfer: paper.Reported | None
+    forward: paper.Reported | None
 
     def summary(self, name: str) -> dict[str, float] | None:
         """Mean, deviation, error and number of the finished runs."""
@@ -74,6 +75,8 @@ WITH_TRANSFER: Columns = {
     **COLUMNS,
     "backward transfer": lambda row: _percent(row.summary("backward_transfer")),
     "paper's backward transfer": lambda row: _printed(row.transfer),
+    "forward transfer": lambda row: _percent(row.summary("forward_transfer")),
+    "paper's forward transfer": lambda row: _printed(row.forward),
 }
 
 
@@ -121,13 +124,40 @@ def _toy_variations(results: Path) -> str:
     return _table(rows, COLUMNS)
 
 
-def _toy_selection(results: Path) -> str:
-    """The runs that the settings were chosen by."""
-    tried = [path.parent for path in sorted((results / "toy" / "selection").glob("*/results.json"))]
-    if not tried:
-        return "Nothing of the choice has been kept."
-    columns = {name: column for name, column in COLUMNS.items() if name != "paper"}
-    return _table([_row(f"`{path.name}`", "toy", path.name, path) for path in tried], columns)
+def _selection(name: str) -> Callable[[Path], str]:
+    """The runs that a benchmark's settings were chosen by."""
+
+    def block(results: Path) -> str:
+        tried = [path.parent for path in sorted((results / name / "selection").glob("*/results.json"))]
+        if not tried:
+            return "Nothing of the choice has been kept."
+        columns = {title: column for title, column in COLUMNS.items() if title != "paper"}
+        return _table([_row(f"`{path.name}`", name, path.name, path) for path in tried], columns)
+
+    return block
+
+
+def _memory(name: str) -> Callable[[Path], str]:
+    """Accuracy against the number of points kept of each task."""
+
+    def block(results: Path) -> str:
+        preset, methods = BENCHMARKS[name].settings.memory, ("fromp", "frorp")
+        runs = {(method, preset): _experiment(results / name / method) for method in methods}
+        for path in sorted((results / name / "memory").glob("*/results.json")):
+            found = find(path.parent)[0]
+            runs[found.method, int(found.settings["memory"])] = found
+        lines = ["| points a task | " + " | ".join(f"`{method}` | seeds" for method in methods) + " |"]
+        lines.append("|---:|" + "---:|---:|" * len(methods))
+        for size in sorted({size for _, size in runs}):
+            cells = [
+                f"{_percent(summary)} | {_number(summary)}"
+                for experiment in (runs.get((method, size)) for method in methods)
+                for summary in [None if experiment is None else experiment.summary.get("average_accuracy")]
+            ]
+            lines.append(f"| {size} | " + " | ".join(cells) + " |")
+        return "\n".join(lines)
+
+    return block
 
 
 def _benchmark(name: str) -> Callable[[Path], str]:
@@ -170,8 +200,9 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "demo": _demo,
     "toy-comparison": _toy_comparison,
     "toy-variations": _toy_variations,
-    "toy-selection": _toy_selection,
     **{name: _benchmark(name) for name in BENCHMARKS if not name.startswith("toy")},
+    **{f"{name}-selection": _selection(name) for name in BENCHMARKS},
+    **{f"{name}-memory": _memory(name) for name in BENCHMARKS},
     "settings": _settings,
     "bench": _bench,
 }
@@ -183,6 +214,7 @@ def _row(title: str, benchmark: str, method: str, path: Path) -> Row:
         _experiment(path),
         paper.AVERAGE_ACCURACY.get((benchmark, method)),
         paper.BACKWARD_TRANSFER.get((benchmark, method)),
+        paper.FORWARD_TRANSFER.get((benchmark, method)),
     )
 
 

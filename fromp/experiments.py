@@ -153,6 +153,8 @@ SPLIT_MNIST = Settings(
     tasks=5, epochs=15, batch_size=128, lr=1e-4, tau=10.0, memory=40, prior_precision=1e-3, jitter=1e-6,
     clip=0.1, hidden=(256, 256),
 )  # fmt: skip
+# On held-out training data the smaller network was better with these than with the settings of the larger one.
+SPLIT_MNIST_SMALL = replace(SPLIT_MNIST, lr=3e-4, tau=3.0, hidden=(100,))
 PERMUTED_MNIST = Settings(
     tasks=10, epochs=10, batch_size=128, lr=1e-3, tau=0.5, memory=200, prior_precision=1e-5, jitter=1e-5,
     clip=0.01, schedule="linear-decay", hidden=(100, 100),
@@ -161,9 +163,9 @@ PERMUTED_MNIST = Settings(
 SPLIT_CIFAR = Settings(
     tasks=6, epochs=80, batch_size=256, lr=1e-3, tau=10.0, memory=200, prior_precision=1e-4, jitter=1e-6, clip=100.0
 )
-# The digits are not in the paper: the MNIST settings, scaled to 1,400 images of 64 pixels.
+# The digits are not in the paper: the MNIST settings, scaled to 1,400 images of 64 pixels, on held-out training data.
 SPLIT_DIGITS = replace(SPLIT_MNIST, epochs=40, batch_size=32, lr=1e-3, memory=10, jitter=1e-4, hidden=(100, 100))
-PERMUTED_DIGITS = replace(PERMUTED_MNIST, tasks=5, epochs=40, batch_size=32, memory=50, jitter=1e-4)
+PERMUTED_DIGITS = replace(PERMUTED_MNIST, tasks=5, epochs=40, batch_size=32, tau=5.0, memory=50, jitter=1e-4)
 
 # What the released code uses for the toy; the table below has what works (docs/results.md says why).
 RELEASED_TOY = {"schedule": "constant", "jitter": 1e-3, "tau": 1.0, "lr": 1e-2}
@@ -182,7 +184,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "toy-overlapping": _toy("toy-overlapping", "toy with two tasks that overlap"),
     "split-mnist": Benchmark("MNIST in five pairs of digits, a head each", _split("mnist", PAIRS), _mlp, SPLIT_MNIST),
     "split-mnist-small": Benchmark(
-        "Split MNIST with one hidden layer of 100", _split("mnist", PAIRS), _mlp, replace(SPLIT_MNIST, hidden=(100,))
+        "Split MNIST with one hidden layer of 100", _split("mnist", PAIRS), _mlp, SPLIT_MNIST_SMALL
     ),
     "split-digits": Benchmark("digits in five pairs, a head each", _split("digits", PAIRS), _mlp, SPLIT_DIGITS),
     "permuted-digits": Benchmark(

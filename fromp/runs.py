@@ -142,7 +142,7 @@ class Run:
             self._restore(fit, saved)
         plain = self.method.first_task_is_plain and self.learner is None
         shared = self._first_task if self.task == 0 and plain else None
-        if shared is not None and saved is None and (shared / folder.MANIFEST).exists():
+        if shared is not None and saved is None and not self.method.watches_first_task:
             self._take_first_task(shared, fit)
         start, last = time.monotonic() - self._elapsed, time.monotonic()
         for _ in fit.steps():
@@ -190,7 +190,9 @@ class Run:
         return found
 
     def _take_first_task(self, shared: Path, fit: Fit) -> None:
-        """Start from another run's first task: it was fitted with the same settings, and no method has a past then."""
+        """Start from another run's first task, if one has left it: fitted with the same settings, without a past."""
+        if not (shared / folder.MANIFEST).exists():
+            return
         tensors, took = folder.read(shared, "first task")
         self._elapsed = took["seconds"]
         self.model.load_state_dict(under(tensors, "model."))

@@ -159,10 +159,11 @@ def test_two_processes_in_one_folder_are_refused(tmp_path):
     assert "another process is working in" in done.stderr
 
 
-def test_the_first_task_is_shared_and_changes_nothing(tmp_path):
+@pytest.mark.parametrize("giver", ["finetune", "si"])
+def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
     alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
     alone.learn(lambda moment: None)
-    Run(plan("finetune"), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
+    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
     steps = []
     shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
     shared.learn(lambda moment: steps.append((moment.task, moment.finished)))
@@ -170,6 +171,17 @@ def test_the_first_task_is_shared_and_changes_nothing(tmp_path):
     assert shared.rows == alone.rows
     for a, b in zip(alone.model.parameters(), shared.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_method_that_watches_its_first_task_trains_it_itself(tmp_path):
+    runs = []
+    for name in ("finetune", "si"):
+        runs.append(Run(plan(name), BENCHMARKS["toy"], 0, tmp_path / name, tmp_path / "first"))
+        runs[-1].learn(lambda moment: None)
+    alone = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "alone")
+    alone.learn(lambda moment: None)
+    assert runs[1].rows == alone.rows
+    assert all(torch.equal(a, alone.method.importance[name]) for name, a in runs[1].method.importance.items())
 
 
 def test_comparing_gives_forward_transfer(tmp_path):

@@ -29,6 +29,8 @@ class Method(ABC):
 
     # Before any task has ended there is nothing to hold on to: most methods then train like any other.
     first_task_is_plain: ClassVar[bool] = True
+    # Whether it has to be there while a plain first task is trained, rather than take its weights from another run.
+    watches_first_task: ClassVar[bool] = False
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood

@@ -21,7 +21,7 @@ class SI(Method):
     clipping; the step is what the optimiser made of it.
     """
 
-    first_task_is_plain = False  # it is trained plainly, but its path has to be followed
+    watches_first_task = True
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, strength: float, damping: float) -> None:
         super().__init__(model, likelihood)
