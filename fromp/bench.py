@@ -7,7 +7,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,16 @@ from fromp import figures, folder, gp
 from fromp.curvature import ggn_diagonal
 from fromp.data.images import Images
 from fromp.examples import TensorExamples
-from fromp.experiments import BENCHMARKS, Benchmark
+from fromp.experiments import BENCHMARKS, Benchmark, settings_for
 from fromp.likelihoods import Categorical
 from fromp.memory import Memory
+from fromp.methods import METHODS
+from fromp.methods.base import Method, Part
 from fromp.methods.fromp import PASS_BYTES
 from fromp.model import detached, evaluating, trainable
 from fromp.networks import cifar_cnn, initialise, mlp
 from fromp.prior import Anchor, FullKernel, FunctionalPrior
-from fromp.runs import Plan, Run, environment
+from fromp.runs import Plan, Run, build_method, environment
 from fromp.tape import activation_bytes
 from fromp.tasks import Permuted
 
@@ -87,6 +91,7 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
         report["steps"] += step_costs(name, tasks, repetitions)
         report["curvature"].append(curvature_costs(name, 2 if quick else 5))
     torch.set_num_threads(1)
+    report["methods"] = method_costs(3 if quick else 40)
     report["engine"] = engine_cost(2 if quick else 5)
     for name in SETTINGS:
         # The slow twin's Jacobians take ten minutes on the CNN.
@@ -125,6 +130,26 @@ def step_costs(name: str, tasks: tuple[int, ...], repetitions: int) -> list[dict
             row["slow_twin_ratio"] = seconds["slow twin"] / seconds["fromp"]
         rows.append(row)
     return rows
+
+
+def method_costs(repetitions: int) -> dict[str, Any]:
+    """A step of every method on the MLP, with five past tasks, against one of `finetune`."""
+    setting = SETTINGS["mlp"]()
+    past, size = 5, 1000
+    tasks = [TensorExamples(setting.images(size), setting.labels(size)) for _ in range(past + 1)]
+    batch: list[Part] = [(setting.images(setting.batch_size), setting.labels(setting.batch_size), None)]
+    cases: dict[str, Callable[[], object]] = {}
+    for name in METHODS:
+        settings = settings_for("permuted-mnist", {}, name)
+        method = build_method(Plan("permuted-mnist", name, settings), deepcopy(setting.model), 0)
+        for task, examples in enumerate(tasks):
+            method.begin_task(examples, None, [(one, None) for one in tasks[:task]])
+            if task < past:
+                method.end_task(examples)
+        cases[name] = partial(_method_step, method, torch.optim.Adam(method.parameters(), 1e-6, fused=True), batch)
+    seconds = interleaved(cases, repetitions)
+    ratios = {name: value / seconds["finetune"] for name, value in seconds.items()}
+    return {"past_tasks": past, "points": POINTS, "seconds": seconds, "ratio": ratios}
 
 
 def curvature_costs(name: str, repetitions: int) -> dict[str, Any]:
@@ -273,6 +298,15 @@ def _fromp_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior, 
     setting.optimizer.step()
 
 
+def _method_step(method: Method, optimizer: torch.optim.Optimizer, batch: list[Part]) -> None:
+    method.model.train()
+    optimizer.zero_grad()
+    loss = method.loss(batch)
+    (loss.data + loss.penalty).backward()
+    optimizer.step()
+    method.after_step()
+
+
 def _slow_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior) -> None:
     """g_FR of Algorithm 1 to the letter: the M x P matrix H for every task and class, then H K^-1 (m - m0)."""
     model = setting.model
@@ -329,6 +363,13 @@ def table(report: dict[str, Any]) -> str:
         f"| {row['network']} | {row['ggn_ratio']:.2f} x "
         f"| {row['kernel_ratio']:.1f} x ({row['seconds']['kernel']:.2f} s) |"
         for row in report["curvature"]
+    ]
+    methods = report["methods"]
+    lines += ["", f"| {methods['past_tasks']} past tasks of {methods['points']} points, mlp | step / `finetune` |"]
+    lines += ["|---|---:|"]
+    lines += [
+        f"| `{name}` | {ratio:.2f} x ({1e3 * methods['seconds'][name]:.2f} ms) |"
+        for name, ratio in methods["ratio"].items()
     ]
     engine = report["engine"]
     lines += ["", f"A whole `finetune` run takes {engine['ratio']:.2f} x a loop written by hand on the same tensors."]
