@@ -51,6 +51,7 @@ class Settings:
     initial_deviation: float = 1e-3  # of VCL's weights, and FRCL's of the last layer, before training
     coreset_epochs: int = 0  # over the coreset of VCL, before each test
     search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
+    joint_from: int = 1  # the first task after which `joint` is trained, to save time where only the last one counts
     tasks_per_step: int | None = None  # past tasks drawn for each penalty; all of them if none is given
     validation: float = 0.0  # share of the training data to test on instead of the test data, for choosing settings
     boundaries: str = "given"  # or the detector that finds out where tasks begin
@@ -61,7 +62,7 @@ class Settings:
     activation: str = "relu"
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "epochs", "batch_size", "memory"):
+        for name in ("tasks", "epochs", "batch_size", "memory", "joint_from"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr", "prior_precision", "damping", "initial_deviation"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "positive")

@@ -49,7 +49,8 @@ def add_forward_transfer(out: Path, separate: Path) -> None:
     """Put FWT into the runs of `out` whose seed was also learned by networks trained on each task alone."""
     found, alone = read(out), {run["seed"]: run["accuracy"][-1] for run in read(separate)["runs"]}
     for run in found["runs"]:
-        if run["seed"] in alone and len(run["accuracy"]) == len(alone[run["seed"]]):
+        comparable = run["seed"] in alone and len(run["accuracy"]) == len(alone[run["seed"]])
+        if comparable and run["backward_transfer"] is not None:
             run["forward_transfer"] = metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
             folder.replace(seed_folder(out, run["seed"]) / "run.json", json.dumps(run).encode())
     _write(out, {**found, "summary": summary(found["runs"])})

@@ -111,11 +111,12 @@ class Run:
         """The run so far, as an entry of results.json."""
         result: dict[str, Any] = {"seed": self.seed, "accuracy": self.rows}
         if self.rows:
+            every = self.method.trains_every_task
             result |= {
                 "average_accuracy": metrics.average_accuracy(self.rows),
-                "backward_transfer": metrics.backward_transfer(self.rows),
+                "backward_transfer": metrics.backward_transfer(self.rows) if every else None,
                 "forward_transfer": None,
-                "forgetting": metrics.forgetting(self.rows),
+                "forgetting": metrics.forgetting(self.rows) if every else None,
             }
         if self.learner is not None:
             result["boundaries"] = self._boundaries(self.learner)

@@ -184,6 +184,20 @@ def test_a_method_that_watches_its_first_task_trains_it_itself(tmp_path):
     assert all(torch.equal(a, alone.method.importance[name]) for name, a in runs[1].method.importance.items())
 
 
+def test_joint_training_once_is_the_last_row_of_joint_training(tmp_path):
+    last = dataclasses.replace(PLAN.settings, joint_from=2)
+    runs = [
+        Run(Plan("toy", "joint", settings), BENCHMARKS["toy"], 0, tmp_path / str(place))
+        for place, settings in enumerate((PLAN.settings, last))
+    ]
+    for run in runs:
+        run.learn(lambda moment: None)
+    assert runs[0].rows[1] == runs[1].rows[1]
+    assert runs[0].rows[0] != runs[1].rows[0]
+    assert runs[0].result()["backward_transfer"] is not None
+    assert runs[1].result()["backward_transfer"] is None
+
+
 def test_comparing_gives_forward_transfer(tmp_path):
     arguments = ["compare", "toy", "--methods", "finetune,separate", "--tasks", "2", "--epochs", "1", "--quiet"]
     assert main([*arguments, "--out", str(tmp_path)]) == 0

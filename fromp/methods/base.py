@@ -28,7 +28,9 @@ class Method(ABC):
     """A model, its likelihood, and whatever is kept of the past."""
 
     # Before any task has ended there is nothing to hold on to: most methods then train like any other.
-    first_task_is_plain: ClassVar[bool] = True
+    first_task_is_plain: bool = True
+    # Whether the accuracy after each task says something, and with it what is gained and lost between tasks.
+    trains_every_task: bool = True
     # Whether it has to be there while a plain first task is trained, rather than take its weights from another run.
     watches_first_task: ClassVar[bool] = False
 

@@ -30,14 +30,20 @@ class Finetune(Method):
 
 @final
 class Joint(Method):
-    """A fresh network trained on the data of all tasks so far: what there would be without forgetting."""
+    """A fresh network trained on the data of all tasks so far: what there would be without forgetting.
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
+    joint_from: the first task after which it is trained at all; before, the network stays as it was initialised.
+    """
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, joint_from: int = 1) -> None:
         super().__init__(model, likelihood)
-        self._fresh = _copy(model)
+        self._fresh, self._first = _copy(model), joint_from
+        self.first_task_is_plain = self.trains_every_task = joint_from == 1
 
     def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
         self.model.load_state_dict(self._fresh)
+        if len(past) + 1 < self._first:
+            return []
         by_head: dict[Head, list[Examples]] = {}
         for data, of in [*past, (examples, head)]:
             by_head.setdefault(of, []).append(data)
