@@ -114,6 +114,7 @@ def bytes_per_example(model: nn.Module, weights: Weights, x: Inputs, head: Head)
 def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) -> int:
     """What autograd keeps of one example between a forward pass and its backward pass, measured on a few."""
     own = {w.untyped_storage().data_ptr() for w in model.parameters()}
+    x = inputs.transform(lambda part: part.clone(), x)  # a few rows of a large tensor would be weighed as all of it
     kept: dict[int, int] = {}
 
     def weigh(t: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from pathlib import Path
 from fromp import folder
 from fromp.runs import environment
 
+METHODS = ("fromp", "frorp", "si", "vcl-coreset", "der++", "frcl-trace", "joint", "separate")
 RUN = ["toy", "--tasks", "3", "--epochs", "5", "--quiet", "--checkpoint-seconds", "0.05"]
 
 
@@ -34,7 +35,7 @@ def kill_until_done(out: Path, method: str, chance: random.Random) -> int:
     kills = 0
     while True:
         process = subprocess.Popen(command(out, method))
-        start, limit = time.monotonic(), chance.uniform(1.5, 6.0)
+        start, limit = time.monotonic(), chance.uniform(1.5, 12.0)
         while process.poll() is None and time.monotonic() - start < limit:
             time.sleep(0.01)
         if process.poll() is not None:
@@ -54,7 +55,7 @@ def main() -> None:
     report: dict = {"environment": environment(), "command": RUN, "methods": {}, "kills": 0}
     with tempfile.TemporaryDirectory() as scratch:
         for round_ in range(1000):
-            method = ("fromp", "frorp", "joint", "separate")[round_ % 4]
+            method = METHODS[round_ % len(METHODS)]
             entry = report["methods"].setdefault(method, {"kills": 0, "runs": 0, "equal": True})
             whole, killed = Path(scratch) / f"whole-{method}", Path(scratch) / f"killed-{round_}"
             if not whole.exists():
@@ -64,7 +65,7 @@ def main() -> None:
             entry["equal"] &= outcome(killed) == outcome(whole)
             report["kills"] += died
             print(f"{report['kills']} kills, {method}: equal {entry['equal']}", flush=True)
-            if report["kills"] >= options.kills and round_ >= 3:
+            if report["kills"] >= options.kills and round_ + 1 >= len(METHODS):
                 break
     report["all_equal"] = all(entry["equal"] for entry in report["methods"].values())
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fromp import FROMP, Bernoulli, Categorical, Gaussian, least_memorable, memorability, per_class, random_score, top
 from fromp.memory import assess
+from fromp.model import detached, trainable
+from fromp.tape import activation_bytes
 
 
 def linear():
@@ -137,3 +139,15 @@ def test_the_dataset_is_let_go():
     assert watch() is None
     assert storage() is None
     assert reg.memories[0].inputs.untyped_storage().nbytes() == 8 * 3 * 4
+
+
+def test_all_of_a_small_memory_goes_through_the_network_at_once():
+    """Its size is measured on a few rows, which must not be taken for the tensor they are a part of."""
+    torch.manual_seed(0)
+    reg = FROMP(nn.Linear(50, 2), Categorical(), memory_size=100)
+    for task in range(4):
+        reg.end_task((torch.randn(2000, 50) + task, torch.arange(2000) % 2))
+    assert [block.tasks.tolist() for block in reg._prior.blocks] == [[0, 1, 2, 3]]
+    few = reg.memories[0].inputs[:2]
+    weights = detached(reg.model, trainable(reg.model))
+    assert activation_bytes(reg.model, weights, few, None) == activation_bytes(reg.model, weights, few.clone(), None)
