@@ -12,7 +12,21 @@ from fromp import data
 from fromp.detection import DETECTORS
 from fromp.errors import FrompError
 from fromp.networks import ACTIVATIONS, cifar_cnn, initialise, mlp
-from fromp.tasks import TOY_VARIATIONS, Blobs, Chain, First, Permuted, Rotated, Split, Stream, Validation
+from fromp.tasks import (
+    TOY_VARIATIONS,
+    Blobs,
+    Chain,
+    First,
+    Heads,
+    Permuted,
+    Rotated,
+    Split,
+    Stream,
+    Validation,
+    head_a_task,
+    one_head,
+    output_a_class,
+)
 from fromp.training import SCHEDULES, Optimisation
 
 
@@ -125,8 +139,8 @@ def _cnn(stream: Stream, settings: Settings) -> nn.Module:
     return cifar_cnn(stream.num_outputs).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def _split(name: str, groups: list[list[int]]) -> Callable[[int], Stream]:
-    return lambda seed: Split(data.load(name), groups)
+def _split(name: str, groups: list[list[int]], heads: Heads = head_a_task) -> Callable[[int], Stream]:
+    return lambda seed: Split(data.load(name), groups, heads)
 
 
 def _split_cifar(num_tasks: int) -> Callable[[int], Stream]:
@@ -187,6 +201,15 @@ BENCHMARKS: dict[str, Benchmark] = {
     "split-mnist-small": Benchmark(
         "Split MNIST with one hidden layer of 100", _split("mnist", PAIRS), _mlp, SPLIT_MNIST_SMALL
     ),
+    "split-mnist-domain": Benchmark(
+        "the five pairs of digits with one head of two outputs", _split("mnist", PAIRS, one_head), _mlp, SPLIT_MNIST
+    ),
+    "split-mnist-class": Benchmark(
+        "the five pairs of digits with one head of ten outputs",
+        _split("mnist", PAIRS, output_a_class),
+        _mlp,
+        SPLIT_MNIST,
+    ),
     "split-digits": Benchmark("digits in five pairs, a head each", _split("digits", PAIRS), _mlp, SPLIT_DIGITS),
     "permuted-digits": Benchmark(
         "digits under five permutations of their pixels", _permuted("digits", 5), _mlp, PERMUTED_DIGITS
@@ -216,7 +239,18 @@ _FRCL: dict[str, dict[str, Any]] = {
     "split-mnist": {"lr": 3e-4},
     "split-mnist-small": {"lr": 3e-4},
 }
-_OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {"frcl-random": _FRCL, "frcl-trace": _FRCL}
+_CLIPPED = {name: {"clip": 100.0} for name in ("split-cifar", "split-cifar-11")}  # so that all share their first task
+_VCL: dict[str, dict[str, Any]] = {
+    "": {"clip": None, "prior_precision": 1.0, "coreset_epochs": 100},
+    "toy": {"epochs": 200, "batch_size": 40, "lr": 1e-2, "schedule": "constant", "coreset_epochs": 200},
+    "split-mnist": {"epochs": 100, "batch_size": 256, "lr": 1e-3},
+    "permuted-mnist": {"epochs": 100, "batch_size": 256},
+}
+_OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
+    **{name: {"": {"clip": None}, **_CLIPPED} for name in ("ewc", "dlp", "si", "functional-l2", "replay", "der++")},
+    **dict.fromkeys(("vcl", "vcl-coreset", "vcl-memorable"), _VCL),
+    **dict.fromkeys(("frcl-random", "frcl-trace"), _FRCL),
+}
 
 
 def benchmark(name: str) -> Benchmark:

@@ -2,9 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,10 @@ class Stream(ABC):
     @abstractmethod
     def task(self, place: int) -> Task:
         """The task at that place, from 0."""
+
+    def picture(self, place: int, x: Tensor) -> Tensor | None:
+        """Inputs of a task as a person would look at them, (n, channels, height, width); None if they are no images."""
+        return x if x.ndim == 4 and x.shape[1] in (1, 3) else None
 
     def __iter__(self) -> Iterator[Task]:
         return (self.task(place) for place in range(len(self)))
@@ -115,13 +119,35 @@ class Blobs(Stream):
         return self._tasks[place]
 
 
+Groups: TypeAlias = Sequence[tuple[int, ...]]  # the classes of each task
+# (groups, place) -> the head of the task there, and the label within it of each of its classes
+Heads: TypeAlias = Callable[[Groups, int], tuple[Head, tuple[int, ...]]]
+
+
+def head_a_task(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
+    """Task-incremental: every task has outputs of its own, and a test says which task it is of."""
+    first, count = sum(map(len, groups[:place])), len(groups[place])
+    return tuple(range(first, first + count)), tuple(range(count))
+
+
+def one_head(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
+    """Domain-incremental: all tasks share their outputs, the k-th class of each is the k-th output."""
+    return None, tuple(range(len(groups[place])))
+
+
+def output_a_class(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
+    """Class-incremental: every class has an output, and a test is between all of them."""
+    return None, groups[place]
+
+
 @final
 class Split(Stream):
-    """Each task is some of the classes. With a head a task, labels count within it; single-headed, they stay."""
+    """Each task is some of the classes."""
 
-    def __init__(self, images: Images, groups: Sequence[Sequence[int]], heads: bool = True) -> None:
+    def __init__(self, images: Images, groups: Sequence[Sequence[int]], heads: Heads = head_a_task) -> None:
         self._images, self._groups, self._heads = images, [tuple(group) for group in groups], heads
-        self.num_outputs = sum(map(len, self._groups)) if heads else max(map(max, self._groups)) + 1
+        layout = [heads(self._groups, place) for place in range(len(groups))]
+        self.num_outputs = 1 + max(index for head, labels in layout for index in head or labels)
         self.input_shape = tuple(images.train_x.shape[1:])
 
     def __len__(self) -> int:
@@ -129,18 +155,15 @@ class Split(Stream):
 
     def task(self, place: int) -> Task:
         group = self._groups[place]
-        first = sum(map(len, self._groups[:place]))
-        head = tuple(range(first, first + len(group))) if self._heads else None
+        head, labels = self._heads(self._groups, place)
         name = "/".join(map(str, group)) if len(group) <= 3 else f"classes {group[0]}-{group[-1]}"
-        return Task(name, self._examples(group, True), self._examples(group, False), head)
+        return Task(name, self._examples(group, labels, True), self._examples(group, labels, False), head)
 
-    def _examples(self, group: tuple[int, ...], train: bool) -> TensorExamples:
+    def _examples(self, group: tuple[int, ...], labels: tuple[int, ...], train: bool) -> TensorExamples:
         x, y = _part(self._images, train)
         chosen = torch.isin(y, torch.tensor(group))
-        labels = y[chosen]
-        if self._heads:
-            labels = (labels[:, None] == torch.tensor(group)).long().argmax(1)
-        return TensorExamples(unit(x[chosen]), labels)
+        which = (y[chosen, None] == torch.tensor(group)).long().argmax(1)
+        return TensorExamples(unit(x[chosen]), torch.tensor(labels)[which])
 
 
 @final
@@ -155,10 +178,17 @@ class Permuted(Stream):
     def __len__(self) -> int:
         return self._num_tasks
 
-    def task(self, place: int) -> Task:
+    def order(self, place: int) -> Tensor:
+        """Which pixel of the image each input of a task is: (pixels,)."""
         generator = torch.Generator().manual_seed(1000 * self._seed + place)
         pixels = self.input_shape[0]
-        order = torch.randperm(pixels, generator=generator) if place else torch.arange(pixels)
+        return torch.randperm(pixels, generator=generator) if place else torch.arange(pixels)
+
+    def picture(self, place: int, x: Tensor) -> Tensor | None:
+        return x[:, self.order(place).argsort()].reshape(-1, *self._images.train_x.shape[1:])
+
+    def task(self, place: int) -> Task:
+        order = self.order(place)
         train, test = (
             TensorExamples(unit(x.flatten(1)[:, order]), y)
             for x, y in (_part(self._images, True), _part(self._images, False))
@@ -177,6 +207,13 @@ class Chain(Stream):
 
     def __len__(self) -> int:
         return sum(map(len, self._streams))
+
+    def picture(self, place: int, x: Tensor) -> Tensor | None:
+        for stream in self._streams:
+            if place < len(stream):
+                return stream.picture(place, x)
+            place -= len(stream)
+        raise IndexError(place)
 
     def task(self, place: int) -> Task:
         first = 0
@@ -221,6 +258,9 @@ class Validation(Stream):
     def __len__(self) -> int:
         return len(self._stream)
 
+    def picture(self, place: int, x: Tensor) -> Tensor | None:
+        return self._stream.picture(place, x)
+
     def task(self, place: int) -> Task:
         task = self._stream.task(place)
         order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(self._seed))
@@ -239,6 +279,9 @@ class First(Stream):
 
     def __len__(self) -> int:
         return self._num_tasks
+
+    def picture(self, place: int, x: Tensor) -> Tensor | None:
+        return self._stream.picture(place, x)
 
     def task(self, place: int) -> Task:
         return self._stream.task(place)

@@ -5,7 +5,18 @@ import torch
 
 from fromp.data.images import Images
 from fromp.experiments import BENCHMARKS, settings_for
-from fromp.tasks import TOY_VARIATIONS, Blobs, Chain, First, Permuted, Rotated, Split, Validation
+from fromp.tasks import (
+    TOY_VARIATIONS,
+    Blobs,
+    Chain,
+    First,
+    Permuted,
+    Rotated,
+    Split,
+    Validation,
+    one_head,
+    output_a_class,
+)
 
 
 @pytest.fixture
@@ -41,8 +52,16 @@ def test_split_with_a_head_each(images):
     assert float(task.train.x.max()) <= 1.0
 
 
-def test_split_with_one_head_keeps_its_labels(images):
-    stream = Split(images, [[0, 1], [2, 5]], heads=False)
+def test_split_into_domains_shares_its_outputs(images):
+    stream = Split(images, [[0, 1], [4, 2]], one_head)
+    assert stream.num_outputs == 2
+    assert stream.task(1).head is None
+    original = images.train_y[torch.isin(images.train_y, torch.tensor([4, 2]))]
+    assert torch.equal(stream.task(1).train.y, (original == 2).long())
+
+
+def test_split_with_an_output_a_class_keeps_its_labels(images):
+    stream = Split(images, [[0, 1], [2, 5]], output_a_class)
     assert stream.num_outputs == 6
     assert stream.task(1).head is None
     assert stream.task(1).train.y.unique().tolist() == [2, 5]
