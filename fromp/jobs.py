@@ -2,9 +2,9 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -40,34 +40,67 @@ class Manner:
             raise FrompError(f"--jobs {self.jobs} is impossible; use at least 1.")
 
 
+@dataclass(frozen=True)
+class Job:
+    """One seed of a plan, and the folder of its results."""
+
+    plan: Plan
+    seed: int
+    out: Path
+
+
 def learn(plan: Plan, seeds: list[int], out: Path, manner: Manner, console: Console) -> int:
     """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / ".lock", timeout=0):
+    with _working_in(out):
+        _check_plan(plan, out)
+        left = [seed for seed in seeds if not _done(out, seed)]
+        if not manner.quiet:
+            already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
+            what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+            console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
+        return _learn_each(partial(_learn_one, manner), [Job(plan, seed, out) for seed in left], manner)
+
+
+def learn_all(jobs: Sequence[Job], manner: Manner) -> int:
+    """Learn seeds of several plans, done or not, with a line for each; the exit code is that of `learn`."""
+    with ExitStack() as folders:
+        for out, plan in {job.out: job.plan for job in jobs}.items():
+            folders.enter_context(_working_in(out))
             _check_plan(plan, out)
-            left = [seed for seed in seeds if not _done(out, seed)]
-            if not manner.quiet:
-                already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
-                what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-                console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
-            one = partial(_learn_one, plan, out, manner)
-            codes = _in_turn(one, left) if min(manner.jobs, len(left)) <= 1 else _at_once(one, left, manner)
-    except Timeout as error:
-        raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
+        return _learn_each(partial(_learn_and_tell, manner, list(jobs)), jobs, manner)
+
+
+def _learn_each(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> int:
+    codes = _in_turn(one, jobs) if min(manner.jobs, len(jobs)) <= 1 else _at_once(one, jobs, manner)
     return max(codes, default=0)
 
 
-def _in_turn(one: Callable[[int], int], seeds: list[int]) -> list[int]:
+@contextmanager
+def _working_in(out: Path) -> Iterator[None]:
+    """No other process works in the folder meanwhile, and every run that it has is in a file of its own."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
+    try:
+        results.unfold(out)
+        yield
+    finally:
+        lock.release()
+
+
+def _in_turn(one: Callable[[Job], int], jobs: Sequence[Job]) -> list[int]:
     codes = []
-    for seed in seeds:
-        codes.append(one(seed))
+    for job in jobs:
+        codes.append(one(job))
         if codes[-1]:
             break
     return codes
 
 
-def _at_once(one: Callable[[int], int], seeds: list[int], manner: Manner) -> list[int]:
+def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> list[int]:
     if manner.ray:
         try:
             from ray.util.joblib import register_ray
@@ -75,9 +108,9 @@ def _at_once(one: Callable[[int], int], seeds: list[int], manner: Manner) -> lis
             raise FrompError("Ray is not installed; pip install fromp[ray], or leave --ray out.") from error
         register_ray()
     with parallel_config(backend="ray" if manner.ray else "loky"), _terminable():
-        parallel = Parallel(n_jobs=min(manner.jobs, len(seeds)))
+        parallel = Parallel(n_jobs=min(manner.jobs, len(jobs)), pre_dispatch="n_jobs", batch_size=1)
         try:
-            return list(parallel(delayed(_on_one_core)(one, seed) for seed in seeds))
+            return list(parallel(delayed(_on_one_core)(one, job) for job in jobs))
         except _Terminated:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
             return [128 + signal.SIGTERM]
@@ -101,13 +134,25 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _on_one_core(one: Callable[[int], int], seed: int) -> int:
+def _on_one_core(one: Callable[[Job], int], job: Job) -> int:
     torch.set_num_threads(1)
-    return one(seed)
+    return one(job)
 
 
-def _learn_one(plan: Plan, out: Path, manner: Manner, seed: int) -> int:
-    console = plain_console()
+def _learn_and_tell(manner: Manner, jobs: list[Job], job: Job) -> int:
+    """Learn a seed quietly, then say in a line how it went."""
+    code = _learn_one(replace(manner, quiet=True), job)
+    if code == 0 and not manner.quiet:
+        run = json.loads((results.seed_folder(job.out, job.seed) / "run.json").read_text())
+        what = f"{job.plan.benchmark} with {job.plan.method}, seed {job.seed}"
+        how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
+        place = f"{jobs.index(job) + 1}/{len(jobs)}"
+        plain_console().print(f"  {place:>7}  {what:52} {how}", highlight=False)
+    return code
+
+
+def _learn_one(manner: Manner, job: Job) -> int:
+    plan, seed, out, console = job.plan, job.seed, job.out, plain_console()
     path = results.seed_folder(out, seed)
     run = Run(plan, benchmark(plan.benchmark), seed, path, manner.first_task)
     log = tensorboard.watcher(path / "tensorboard") if manner.tensorboard else None

@@ -28,6 +28,17 @@ def record(out: Path, plan: Plan, run: dict[str, Any]) -> None:
         write(out, plan, sorted(runs, key=lambda run: run["seed"]))
 
 
+def unfold(out: Path) -> None:
+    """Put each run that only results.json has into a file of its own, so that `record` does not lose it."""
+    if not (out / "results.json").exists():
+        return
+    for run in read(out)["runs"]:
+        path = seed_folder(out, run["seed"]) / "run.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folder.replace(path, json.dumps(run).encode())
+
+
 def write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> None:
     """results.json with these runs."""
     _write(out, {**plan.as_json(), "environment": environment(), "runs": runs, "summary": summary(runs)})
