@@ -67,7 +67,7 @@ def accuracy_matrix(matrices: Sequence[Matrix]) -> Figure:
     """R_ij, the mean over seeds: row i after training on task i, column j the accuracy on task j."""
     mean = 100 * _stack(matrices).mean(0)
     num_tasks = len(mean)
-    figure, axes = _new((4.6, 1.5 + 1.9 * min(1.0, num_tasks / 5)))
+    figure, axes = new((4.6, 1.5 + 1.9 * min(1.0, num_tasks / 5)))
     low = min(90.0, float(np.nanmin(mean)))
     norm = Normalize(low, max(float(np.nanmax(mean)), low + 5))
     size = 9.5 if num_tasks <= 7 else 7.5
@@ -94,13 +94,13 @@ def accuracy_over_time(matrices: Sequence[Matrix]) -> Figure:
     """The accuracy on each task as later ones are learned: mean over seeds, and a band of one standard error."""
     values = 100 * _stack(matrices)
     num_tasks = values.shape[1]
-    figure, axes = _new()
+    figure, axes = new()
     after = np.arange(1, num_tasks + 1)
     for task in range(num_tasks):
         _line(axes, after[task:], values[:, task:, task], task, f"task {task + 1}")
     average = np.stack([np.nanmean(values[:, i, :], axis=1) for i in range(num_tasks)], axis=1)
     axes.plot(after, average.mean(0), color=INK, linewidth=2.4, alpha=0.55, label="average", zorder=1)
-    _accuracy_axis(axes, values)
+    accuracy_axis(axes, values)
     _task_axis(axes, after, "tasks learned")
     figure.legend(loc="outside lower center", ncols=min(4, num_tasks + 1), columnspacing=1.2)
     return figure
@@ -112,7 +112,7 @@ def forgetting(matrices: Sequence[Matrix]) -> Figure:
     values = 100 * _stack(matrices)
     num_tasks = values.shape[1]
     lost = np.stack([np.max(values[:, j:-1, j], axis=1) - values[:, -1, j] for j in range(num_tasks - 1)], axis=1)
-    figure, axes = _new()
+    figure, axes = new()
     _bars(axes, lost)
     axes.axhline(0, color=INK, linewidth=0.7)
     _task_axis(axes, np.arange(1, num_tasks), "task")
@@ -123,28 +123,28 @@ def forgetting(matrices: Sequence[Matrix]) -> Figure:
 
 
 @rc_context(STYLE)
-def seconds(by_run: Sequence[Sequence[float]]) -> Figure:
-    """How long each task took: mean over seeds, and its standard error."""
+def cost(by_run: Sequence[Sequence[float]], label: str) -> Figure:
+    """What each task took: mean over seeds, and its standard error."""
     values = np.array(by_run, dtype=float)
-    figure, axes = _new()
+    figure, axes = new()
     _bars(axes, values)
     _task_axis(axes, np.arange(1, values.shape[1] + 1), "task")
     axes.set_ylim(bottom=0)
-    axes.set_ylabel("seconds to learn it")
+    axes.set_ylabel(label)
     return figure
 
 
 @rc_context(STYLE)
 def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
     """The average accuracy over the tasks so far, a line for each method."""
-    figure, axes = _new()
+    figure, axes = new()
     every, longest = [], 1
     for place, (name, matrices) in enumerate(by_name.items()):
         average = np.array([[100 * np.mean(row) for row in matrix] for matrix in matrices])
         every.append(average.ravel())
         longest = max(longest, average.shape[1])
-        _line(axes, np.arange(1, average.shape[1] + 1), average, place, _plain(name))
-    _accuracy_axis(axes, np.concatenate(every))
+        _line(axes, np.arange(1, average.shape[1] + 1), average, place, plain(name))
+    accuracy_axis(axes, np.concatenate(every))
     axes.set_ylabel("average accuracy so far, %")
     _task_axis(axes, np.arange(1, longest + 1), "tasks learned")
     figure.legend(loc="outside lower center", ncols=min(3, len(by_name)), columnspacing=1.2)
@@ -154,7 +154,7 @@ def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
 @rc_context(STYLE)
 def final_accuracy(by_name: Mapping[str, tuple[float, float]], paper: Mapping[str, Reported]) -> Figure:
     """The average accuracy after the last task, mean and standard error, beside what the paper reports."""
-    figure, axes = _new((4.6, 0.9 + 0.36 * len(by_name)))
+    figure, axes = new((4.6, 0.9 + 0.36 * len(by_name)))
     places = np.arange(len(by_name))
     means = np.array([100 * mean for mean, _ in by_name.values()])
     errors = np.array([100 * error for _, error in by_name.values()])
@@ -168,7 +168,7 @@ def final_accuracy(by_name: Mapping[str, tuple[float, float]], paper: Mapping[st
         below = np.array([place for place, _ in shown]) + 0.26
         axes.errorbar(values, below, xerr=spreads, fmt="D", color=INK, markersize=4, elinewidth=1, label="paper")
         figure.legend(loc="outside lower center", ncols=2)
-    axes.set_yticks(places, [_plain(name) for name in by_name])
+    axes.set_yticks(places, [plain(name) for name in by_name])
     axes.set_ylim(len(by_name) - 0.4, -0.6)
     axes.set_xlabel("average accuracy, %")
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -189,27 +189,19 @@ def decision_boundary(boundary: Boundary) -> Figure:
 
 
 @rc_context(STYLE)
-def toy_strip(boundaries: Sequence[Boundary]) -> Figure:
-    """The paper's toy figure: what is predicted after some of the tasks, and the points that hold it in place."""
+def toy_strip(boundaries: Sequence[Boundary], captions: Sequence[str] | None = None) -> Figure:
+    """Panels in the plane beside each other; without captions, the paper's toy figure, which says after which task."""
     width, gap = 4.0, 0.12
     height, count = width * _aspect(boundaries[0]), len(boundaries)
     whole = count * width + (count - 1) * gap
     caption = 0.36
     figure = Figure(figsize=(whole, height + caption), facecolor="white")
-    for place, boundary in enumerate(boundaries):
+    said = captions or [f"after task {boundary.task}" for boundary in boundaries]
+    for place, (boundary, text) in enumerate(zip(boundaries, said, strict=True)):
         left = place * (width + gap) / whole
         axes = figure.add_axes((left, caption / (height + caption), width / whole, height / (height + caption)))
         _draw_boundary(axes, boundary)
-        axes.text(
-            0.5,
-            -0.04,
-            f"after task {boundary.task}",
-            transform=axes.transAxes,
-            ha="center",
-            va="top",
-            color="#3a404a",
-            fontsize=13,
-        )
+        axes.text(0.5, -0.04, text, transform=axes.transAxes, ha="center", va="top", color="#3a404a", fontsize=13)
     return figure
 
 
@@ -270,7 +262,25 @@ def step_cost(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def _new(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
+def draw_statistic(axes: Axes, values: Array, true: Sequence[int], found: Sequence[int]) -> None:
+    """A band from the lowest to the highest value of each stretch, and a mark where a task was found to begin."""
+    stretches = np.array_split(np.arange(len(values)), min(len(values), 300))
+    middle = [stretch.mean() for stretch in stretches]
+    axes.fill_between(
+        middle, [values[stretch].min() for stretch in stretches], [values[stretch].max() for stretch in stretches],
+        color=COLOURS[0], alpha=0.3, linewidth=0, step="mid",
+    )  # fmt: skip
+    axes.plot(middle, [values[stretch].mean() for stretch in stretches], color=COLOURS[0], linewidth=1.1)
+    for place, start in enumerate(true):
+        axes.axvline(start, color=INK, linewidth=0.8, linestyle=":", label=None if place else "a task begins")
+    if len(found):
+        axes.scatter(found, values[np.array(found)], s=22, color=COLOURS[3], zorder=4, label="found")
+    axes.set_xlim(0, len(values))
+    axes.set_xlabel("minibatches")
+
+
+def new(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
+    """An empty figure of one panel, transparent."""
     figure = Figure(figsize=size, facecolor="none", layout="constrained")
     axes = figure.add_subplot()
     axes.set_facecolor("none")
@@ -287,14 +297,14 @@ def _stack(matrices: Sequence[Matrix]) -> Array:
     return stacked
 
 
-def _standard_error(values: Array) -> Array | None:
+def standard_error(values: Array) -> Array | None:
     """Of the mean over runs, the first axis; None for a single run."""
     return values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
 
 
 def _line(axes: Axes, x: NDArray[np.int64], values: Array, place: int, label: str) -> None:
     colour = COLOURS[place % len(COLOURS)]
-    mean, error = values.mean(0), _standard_error(values)
+    mean, error = values.mean(0), standard_error(values)
     axes.plot(
         x, mean, color=colour, linestyle=LINES[place // len(COLOURS) % len(LINES)],
         marker=MARKERS[place % len(MARKERS)], label=label, zorder=3,
@@ -310,12 +320,12 @@ def _bars(axes: Axes, values: Array) -> None:
     tasks = np.arange(1, values.shape[1] + 1)
     colours = [COLOURS[(task - 1) % len(COLOURS)] for task in tasks]
     axes.bar(tasks, values.mean(0), width=0.62, color=colours, alpha=0.85)
-    error = _standard_error(values)
+    error = standard_error(values)
     if error is not None:
         axes.errorbar(tasks, values.mean(0), yerr=error, fmt="none", ecolor=INK, elinewidth=1.3, capsize=3)
 
 
-def _accuracy_axis(axes: Axes, values: Array) -> None:
+def accuracy_axis(axes: Axes, values: Array) -> None:
     """At least five points high, so that differences in the noise do not look like news."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     low = min(low, high - 5)
@@ -334,6 +344,6 @@ def _short(percent: float) -> str:
     return "100" if percent >= 99.95 else f"{percent:.1f}"
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """A name that matplotlib does not take for mathematics, nor hide because it starts with an underscore."""
     return name.lstrip("_").replace("$", r"\$")

@@ -93,6 +93,7 @@ class Run:
         self.stream, self.model = benchmark.make(plan.settings, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
+        self.steps: list[int] = []  # of each task
         self._elapsed = 0.0
         self.learner = build_learner(plan, self.method, seed)
         self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
@@ -123,6 +124,7 @@ class Run:
         return result | {
             "seconds": sum(self.seconds),
             "task_seconds": self.seconds,
+            "task_steps": self.steps,
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "tasks": len(self.stream),
         }
@@ -174,6 +176,7 @@ class Run:
             ]
         )
         self.seconds.append(time.monotonic() - start)
+        self.steps.append(fit.num_steps)
         self.task, self._elapsed = self.task + 1, 0.0
         self._snapshot()
         self._save(None)
@@ -226,7 +229,8 @@ class Run:
             tensors |= {f"optimizer.{name}": value for name, value in fit.state().items()}
         state: dict[str, Any] = {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
-            "rows": self.rows, "seconds": self.seconds, "elapsed": self._elapsed, "method": method_state,
+            "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "elapsed": self._elapsed,
+            "method": method_state,
         }  # fmt: skip
         if self.learner is not None:
             of_learner, state["learner"] = self.learner.state()
@@ -244,7 +248,7 @@ class Run:
                 f"{self.path} holds a run with other settings; choose another --out, or remove that folder."
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
-        self._elapsed = state["elapsed"]
+        self._elapsed, self.steps = state["elapsed"], state.get("steps", [])  # there were none in older checkpoints
         saved = {"tensors": tensors, **{key: state.get(key) for key in ("step", "method", "learner", "ends")}}
         if self.task == len(self.stream):
             self._restore(None, saved)

@@ -4,21 +4,22 @@ import html
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
+from browser import look, needs_browser
 
-from fromp import cli, figures, paper, report, results
+from fromp import cli, data, figures, folder, paper, report, results
 from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS
+from fromp.metrics import summarise
 from fromp.report import gallery, toy, toy_figure
 from fromp.report.experiment import find
 
 VOID = {"meta", "link", "img", "input", "br", "hr", "path", "use", "rect"}
 HOSTILE = """<script>alert("1")</script>&'$x_1$"""
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 class Page(HTMLParser):
@@ -82,12 +83,20 @@ def out(made, tmp_path) -> Path:
 
 def test_it_shows_everything_and_nests(out):
     found = page(out)
-    for title in ("Average accuracy", "Backward transfer", "Decision boundary", "Accuracy matrix", "Forgetting"):
+    titles = (
+        "Average accuracy",
+        "Backward transfer",
+        "Decision boundary",
+        "Accuracy matrix",
+        "Forgetting",
+        "Cost of a step",
+    )
+    for title in titles:
         assert title in found.text
     assert "bands are one standard error" in found.text
     assert "paper: 99.9 ± 0.0 %" in found.text
     assert "epochs = 1" in found.text  # is not the benchmark's own, and so not the paper's
-    assert found.count("svg") == 4
+    assert found.count("svg") == 5
     assert found.count("img", alt="decision boundary after task 2") == 1
     assert found.count("input", type="range", max="2") == 1
     assert found.count("a", href="./results.json") == 1
@@ -128,7 +137,7 @@ def test_without_snapshots_it_says_so(out):
     found = page(out)
     assert "snapshots taken after each task are not beside" in found.text
     assert found.count("input") == 0
-    assert found.count("svg") == 4
+    assert found.count("svg") == 5
 
 
 def test_snapshots_of_another_network_are_told(out):
@@ -195,11 +204,29 @@ def test_an_image_benchmark_shows_what_is_remembered(out):
     assert [len(task) for task in gallery.remembered(find(out)[0])] == [4]
 
 
+def test_permuted_images_are_shown_as_they_were(tmp_path):
+    out = tmp_path / "permuted"
+    options = ["--tasks", "2", "--epochs", "1", "--memory", "10", "--quiet", "--out", str(out)]
+    assert cli.main(["run", "permuted-digits", *options]) == 0
+    digits = data.load("digits").floats().train_x.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).double()
+    for task in gallery.remembered(find(out)[0]):
+        assert len(task) == 10
+        for one in task:
+            assert bool((digits == torch.from_numpy(one.image)).flatten(1).all(1).any())
+    assert "put back in their places" in page(out).text
+
+
+def test_forward_transfer_stands_in_a_comparison(out, tmp_path):
+    both = tmp_path / "both"
+    for name in ("one", "other"):
+        shutil.copytree(out, both / name)
+    assert "forward transfer" not in page(both).text
+    change(both / "one", summary={**find(both / "one")[0].summary, "forward_transfer": summarise([0.0123])})
+    assert "forward transfer" in page(both).text
+    assert "1.23" in page(both).text
+
+
 def write_image_snapshot(out: Path) -> None:
-    import torch
-
-    from fromp import folder
-
     shutil.rmtree(out / "seeds")
     memory = {
         "inputs": torch.rand(4, 64), "labels": torch.tensor([0, 0, 1, 1]), "scores": torch.tensor([0.5, 0.25, 0.5, 0.4])
@@ -247,57 +274,43 @@ def test_the_papers_numbers_print_as_they_are_there():
     assert toys == {benchmark for benchmark in BENCHMARKS if benchmark.startswith("toy")}
 
 
-PROBE = """<!doctype html><meta charset="utf-8"><body>
-<iframe width="{width}" height="800" srcdoc="{page}"></iframe>
-<script>
-"use strict";
-const frame = document.querySelector("iframe"), found = {{ errors: [] }};
-frame.addEventListener("load", () => {{
-  const inside = frame.contentDocument, view = frame.contentWindow;
-  view.addEventListener("error", event => found.errors.push(String(event.message)));
-  const slider = inside.querySelector("input[type=range]"), stage = inside.querySelector(".stage");
-  const pictures = [slider.max, 1].map(task => {{
-    slider.value = task;
-    slider.dispatchEvent(new view.Event("input"));
-    return stage.src;
-  }});
-  found.pictures = new Set(pictures).size;
-  found.stage = !stage.hidden && stage.getBoundingClientRect().width > 100;
-  const table = inside.querySelector("table.sortable"), button = table.querySelector("th button");
-  const order = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
-  button.click();
-  found.up = order();
-  button.click();
-  found.down = order();
-  const width = inside.documentElement.clientWidth;
-  const beyond = element => element.getBoundingClientRect().right > width + 1 && !element.closest(".scroll");
-  found.beyond = [...inside.querySelectorAll("main *")].filter(beyond).map(element => element.outerHTML.slice(0, 80));
-  found.overflow = inside.documentElement.scrollWidth - width;
-  const report = document.createElement("pre");
-  report.id = "found";
-  report.textContent = JSON.stringify(found);
-  document.body.append(report);
-}});
-</script>"""
+SLIDER = """
+const slider = inside.querySelector("input[type=range]"), stage = inside.querySelector(".stage");
+const pictures = [slider.max, 1].map(task => {
+  slider.value = task;
+  slider.dispatchEvent(new view.Event("input"));
+  return stage.src;
+});
+found.pictures = new Set(pictures).size;
+found.stage = !stage.hidden && stage.getBoundingClientRect().width > 100;
+"""
+
+SORTING = """
+const table = inside.querySelector("table.sortable"), button = table.querySelector("th button");
+const order = () => [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
+button.click();
+found.up = order();
+button.click();
+found.down = order();
+"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on the PATH: the page's script is not run")
+@needs_browser
 @pytest.mark.parametrize("width", [380, 1200])
 def test_in_a_browser_the_slider_moves_tables_sort_and_nothing_overflows(out, tmp_path, width):
-    text = report.write(out).read_text()
-    (tmp_path / "probe.html").write_text(PROBE.format(width=width, page=html.escape(text)))
-    done = subprocess.run(
-        [
-            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000",
-            "--dump-dom", (tmp_path / "probe.html").as_uri(),
-        ],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    (said,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout)
-    found = json.loads(html.unescape(said))
-    assert found == {
-        "errors": [], "pictures": 2, "stage": True, "up": ["0", "1"], "down": ["1", "0"], "beyond": [], "overflow": 0
-    }  # fmt: skip
-    assert "CONSOLE" not in done.stderr
+    found = look(report.write(out), tmp_path, width, SLIDER + SORTING)
+    assert found == {"pictures": 2, "stage": True, "up": ["0", "1"], "down": ["1", "0"], "beyond": [], "overflow": 0}
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [380, 1200])
+def test_in_a_browser_a_comparison_and_a_gallery_do_not_overflow(out, tmp_path, width):
+    both = tmp_path / "both"
+    for name in ("a-method-with-a-long-name", "another"):
+        shutil.copytree(out, both / name)
+    write_image_snapshot(both / "another")
+    change(both / "another", benchmark="some-images")
+    found = look(report.write(both), tmp_path, width, SORTING)
+    assert found["beyond"] == []
+    assert found["overflow"] == 0
+    assert sorted(found["up"]) == ["a-method-with-a-long-name", "another"]

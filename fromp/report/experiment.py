@@ -4,12 +4,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fromp import folder, results
 from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS, Settings, settings_for
 from fromp.metrics import Matrix
+from fromp.tasks import Stream
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,18 @@ class Experiment:
     @property
     def middle_seed(self) -> int:
         """The seed whose average accuracy is the median, for pictures of a single run."""
+        return self.middle_seeds(1)[0]
+
+    def middle_seeds(self, count: int) -> list[int]:
+        """That many seeds about the median, the least accurate first; all of them if there are fewer."""
         ordered = sorted(self.shown, key=lambda run: (run["average_accuracy"], run["seed"]))
-        return int(ordered[(len(ordered) - 1) // 2]["seed"])
+        first = max(0, (len(ordered) - count) // 2)
+        return [int(run["seed"]) for run in ordered[first : first + count]]
+
+    def make(self, seed: int) -> tuple[Stream, nn.Module]:
+        """The stream and the network of one seed, untrained."""
+        settings = Settings(**{**self.settings, "hidden": tuple(self.settings.get("hidden", ()))})
+        return BENCHMARKS[self.benchmark].make(settings, seed)
 
     def changed(self) -> list[str]:
         """The settings that are not the benchmark's own for this method."""

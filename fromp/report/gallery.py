@@ -6,8 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fromp.errors import FrompError
+from fromp.experiments import BENCHMARKS
 from fromp.memory import per_class
 from fromp.report.experiment import Experiment, Snapshot
+from fromp.tasks import Stream
 
 SHAPES = {784: (1, 28, 28), 64: (1, 8, 8), 3072: (3, 32, 32)}  # of inputs that come as rows of numbers
 SHOWN = 30  # of a task
@@ -24,29 +27,48 @@ class Remembered:
 
 def remembered(experiment: Experiment) -> list[list[Remembered]]:
     """The highest scores of each class, task by task, of the middle seed; empty if it keeps no images."""
-    tasks = [_images(snapshot) for snapshot in experiment.snapshots(experiment.middle_seed)]
+    seed = experiment.middle_seed
+    stream = _stream(experiment, seed)
+    tasks = [_images(snapshot, stream) for snapshot in experiment.snapshots(seed)]
     return tasks if any(tasks) else []
 
 
-def _images(snapshot: Snapshot) -> list[Remembered]:
+def drawable(pictures: Tensor) -> NDArray[np.float64]:
+    """Pictures (n, channels, height, width) with three channels, the last axis: (n, height, width, 3)."""
+    return pictures.permute(0, 2, 3, 1).expand(-1, -1, -1, 3).double().numpy()
+
+
+def _stream(experiment: Experiment, seed: int) -> Stream | None:
+    """The stream, which knows how its inputs look; None if it is not one of ours, or its data cannot be had."""
+    if experiment.benchmark not in BENCHMARKS:
+        return None
+    try:
+        return experiment.make(seed)[0]
+    except (FrompError, OSError, TypeError):
+        return None
+
+
+def _images(snapshot: Snapshot, stream: Stream | None) -> list[Remembered]:
     inputs = snapshot.tensors.get("inputs")
-    shape = None if inputs is None else _shape(inputs)
-    if inputs is None or shape is None:
+    if inputs is None:
+        return []
+    pictures = _as_they_are(inputs) if stream is None else stream.picture(snapshot.task - 1, inputs)
+    if pictures is None:
         return []
     labels, scores = snapshot.tensors["labels"], snapshot.tensors["scores"]
     chosen = per_class(scores, labels, min(len(labels), max(SHOWN, len(labels.unique()))))
-    images = inputs[chosen].reshape(-1, *shape).permute(0, 2, 3, 1).expand(-1, -1, -1, 3).double().numpy()
     return [
         Remembered(image, _class(snapshot, int(labels[i])), float(scores[i]))
-        for image, i in zip(images, chosen, strict=True)
+        for image, i in zip(drawable(pictures[chosen]), chosen, strict=True)
     ]
 
 
-def _shape(inputs: Tensor) -> tuple[int, ...] | None:
-    """Channels, height and width, or None if these are no images."""
+def _as_they_are(inputs: Tensor) -> Tensor | None:
+    """Inputs as images (n, channels, height, width), by their size, or None if these are none."""
     if inputs.ndim == 4 and inputs.shape[1] in (1, 3):
-        return tuple(inputs.shape[1:])
-    return SHAPES.get(inputs[0].numel()) if inputs.ndim == 2 else None
+        return inputs
+    shape = SHAPES.get(inputs[0].numel()) if inputs.ndim == 2 else None
+    return None if shape is None else inputs.reshape(-1, *shape)
 
 
 def _class(snapshot: Snapshot, label: int) -> int:

@@ -82,7 +82,7 @@ def _notes(one: Experiment) -> Iterator[str]:
             + ("they are left out below." if one.finished else "what there is so far is shown below.")
         )
     if changed := one.changed():
-        settings = ", ".join(f"{name.replace('_', ' ')} = {_value(one.settings[name])}" for name in changed)
+        settings = ", ".join(f"{_words(name)} = {_value(one.settings[name])}" for name in changed)
         yield f"Settings other than the benchmark's own, so not the paper's protocol: {settings}."
 
 
@@ -126,6 +126,8 @@ def _reported(reported: Reported | None) -> str:
 
 
 def _comparison(experiments: Sequence[Experiment]) -> str:
+    metrics = ("backward_transfer", "forward_transfer", "forgetting")
+    shown = [name for name in metrics if any(name in one.summary for one in experiments)]
     rows = []
     for one in experiments:
         key = (one.benchmark, one.method)
@@ -136,13 +138,12 @@ def _comparison(experiments: Sequence[Experiment]) -> str:
                 (one.name, None),
                 (_percent(accuracy or {}), _mean(accuracy)),
                 (_reported(reported), "" if reported is None else reported.mean),
-                (_percent(one.summary.get("backward_transfer", {})), _mean(one.summary.get("backward_transfer"))),
-                (_percent(one.summary.get("forgetting", {})), _mean(one.summary.get("forgetting"))),
+                *((_percent(one.summary.get(name, {})), _mean(one.summary.get(name))) for name in shown),
                 (len(one.finished), len(one.finished)),
                 (_duration(_mean(one.summary.get("seconds")) or 0.0), _mean(one.summary.get("seconds"))),
             ]
         )
-    heads = ["method", "average accuracy", "paper", "backward transfer", "forgetting", "seeds", "time a seed"]
+    heads = ["method", "average accuracy", "paper", *(_words(name) for name in shown), "seeds", "time a seed"]
     table = _table(heads, rows)
     measured = {
         one.name: (one.summary["average_accuracy"]["mean"], one.summary["average_accuracy"]["stderr"])
@@ -233,10 +234,28 @@ def _charts(one: Experiment, several: bool) -> str:
         if not several:
             lost = f"Best accuracy a task ever had, minus its last. {bars}"
             charts.append(_chart("Forgetting", figures.forgetting(matrices), lost, one))
-    times = [run["task_seconds"] for run in one.shown if len(run.get("task_seconds", [])) == len(matrices[0])]
-    if times and not several:
-        charts.append(_chart("Time", figures.seconds(times), bars, one))
+    if not several:
+        charts += _costs(one, bars)
     return f'<section><h2>{_of("Accuracy", one, several)}</h2><div class="charts">{"".join(charts)}</div></section>'
+
+
+def _costs(one: Experiment, bars: str) -> list[str]:
+    """How long each task took, and, if the steps were counted, one of them, what comes after the task included."""
+    num_tasks = len(one.matrices[0])
+    timed = [run for run in one.shown if len(run.get("task_seconds", [])) == num_tasks]
+    counted = [run for run in timed if len(run.get("task_steps", [])) == num_tasks and all(run["task_steps"])]
+    charts = []
+    if timed:
+        times = [run["task_seconds"] for run in timed]
+        charts.append(_chart("Time", figures.cost(times, "seconds to learn it"), bars, one))
+    if counted:
+        steps = [
+            [1e3 * seconds / steps for seconds, steps in zip(run["task_seconds"], run["task_steps"], strict=True)]
+            for run in counted
+        ]
+        said = f"A task's time over its steps, the work at its end and the tests included. {bars}"
+        charts.append(_chart("Cost of a step", figures.cost(steps, "ms a step"), said, one))
+    return charts
 
 
 def _chart(title: str, figure: Figure, caption: str, one: Experiment | None = None) -> str:
@@ -261,8 +280,8 @@ def _gallery(one: Experiment, several: bool) -> str:
     shown = "".join(_remembered(place, images) for place, images in enumerate(tasks, start=1) if images)
     return (
         f"<section><h2>{_of('What is remembered', one, several)}</h2>"
-        '<p class="note">The class and the score of each image, the highest scores of each class first, '
-        f"as the network sees them. Seed {one.middle_seed}.</p>"
+        '<p class="note">The class and the score of each image, the highest scores of each class first. '
+        f"Pixels that a task permutes are put back in their places. Seed {one.middle_seed}.</p>"
         f'<div class="card">{shown or missing}</div></section>'
     )
 
@@ -321,8 +340,7 @@ def _merged(of: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, str]:
 
 def _list(values: dict[str, str], bold: set[str]) -> str:
     rows = "".join(
-        f"<tr{' class=new' if name in bold else ''}>"
-        f"<th>{_escape(name.replace('_', ' '))}</th><td>{_escape(text)}</td></tr>"
+        f"<tr{' class=new' if name in bold else ''}><th>{_escape(_words(name))}</th><td>{_escape(text)}</td></tr>"
         for name, text in values.items()
     )
     return f'<table class="facts"><tbody>{rows}</tbody></table>'
@@ -374,6 +392,10 @@ def _mean(summary: Summary | None) -> Any:
 
 def _of(title: str, one: Experiment, several: bool) -> str:
     return f"{title}: {_escape(one.name)}" if several else title
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _no_snapshots(one: Experiment) -> str:

@@ -1,14 +1,12 @@
 """Decision boundaries of a run in the plane, from its snapshots."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from fromp.errors import CheckpointError
-from fromp.experiments import BENCHMARKS, Settings
 from fromp.figures import Array, Boundary
 from fromp.likelihoods import Categorical
 from fromp.model import evaluating
@@ -31,7 +29,7 @@ def boundaries(experiment: Experiment, seed: int) -> list[Boundary]:
     if not snapshots:
         return []
     try:
-        stream, model = BENCHMARKS[experiment.benchmark].make(_settings(experiment.settings), seed)
+        stream, model = experiment.make(seed)
         return list(_boundaries(stream, model, snapshots))
     except (TypeError, RuntimeError) as error:
         raise CheckpointError(
@@ -69,7 +67,3 @@ def _extent(x: Array) -> tuple[float, float, float, float]:
     (left, bottom), (right, top) = x.min(0), x.max(0)
     across, up = MARGINS[0] * (right - left), MARGINS[1] * (top - bottom)
     return left - across, right + across, bottom - up, top + up
-
-
-def _settings(settings: dict[str, Any]) -> Settings:
-    return Settings(**{**settings, "hidden": tuple(settings.get("hidden", ()))})
