@@ -54,6 +54,22 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_options(compare)
     compare.set_defaults(command=_compare)
 
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="list the paper's tables and figures, or run and render one",
+        description="List the paper's tables and figures, or learn what is missing of one and render it.",
+    )
+    reproduce.add_argument("name", nargs="?", metavar="TABLE-OR-FIGURE", help="one of those listed, or `all`")
+    reproduce.add_argument(
+        "--quick", action="store_true", help="a small version in minutes; without a name, of everything"
+    )
+    reproduce.add_argument("--as-is", action="store_true", help="learn nothing, render what there is")
+    reproduce.add_argument("--list", action="store_true", help="only list; with --quick, the small version")
+    reproduce.add_argument("--out", metavar="DIR", type=Path, help="default: results, or runs/quick with --quick")
+    reproduce.add_argument("--jobs", type=int, default=1, metavar="J", help="seeds learned at once, each in a process")
+    reproduce.add_argument("--quiet", action="store_true", help="say nothing while it learns")
+    reproduce.set_defaults(command=_reproduce)
+
     report = commands.add_parser(
         "report", help="write report.html for a folder of results", description="Write a report."
     )
@@ -174,6 +190,24 @@ def _finish(out: Path, console: Any) -> None:
     console.print(matrix_table(found["runs"][0]["accuracy"]))
     console.print(results_table(found["benchmark"], [(found["method"], found["summary"])]))
     console.print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
+
+
+def _reproduce(options: argparse.Namespace) -> int:
+    from fromp.jobs import Manner
+    from fromp.progress import console
+    from fromp.reproduction import EXHIBITS, command
+
+    root = options.out or Path("runs/quick" if options.quick else "results")
+    name = options.name or ("all" if options.quick else None)
+    if name is None or options.list:
+        console().print(command.listing(root, options.quick))
+        return 0
+    names = list(EXHIBITS) if name == "all" else [name]
+    if options.as_is:
+        command.render(names, root, options.quick, console())
+        return 0
+    manner = Manner(options.jobs, options.quiet, first_task=root / "first-task")
+    return command.reproduce(names, root, options.quick, manner, console())
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fromp.errors import FrompError
 from fromp.experiments import BENCHMARKS
 from fromp.methods import METHODS
 from fromp.report.experiment import Experiment, find
+from fromp.reproduction import EXHIBITS, Kept, Runs, tables
 
 OPENING = re.compile(r"<!-- generated: (\S+) -->\n")
 CLOSING = "<!-- end -->"
@@ -55,6 +56,7 @@ class Row:
     accuracy: paper.Reported | None
     transfer: paper.Reported | None
     forward: paper.Reported | None
+    missing: str = "not run"  # and the time it would take, if that can be said
 
     def summary(self, name: str) -> dict[str, float] | None:
         """Mean, deviation, error and number of the finished runs."""
@@ -66,7 +68,7 @@ Columns = dict[str, Callable[[Row], str]]
 COLUMNS: Columns = {
     "": lambda row: row.title,
     "paper": lambda row: _printed(row.accuracy),
-    "here: mean ± standard error": lambda row: _percent(row.summary("average_accuracy")) or "not run",
+    "here: mean ± standard error": lambda row: _percent(row.summary("average_accuracy")) or row.missing,
     "standard deviation": lambda row: _deviation(row.summary("average_accuracy")),
     "seeds": lambda row: _number(row.summary("average_accuracy")),
     "settings changed": lambda row: _changed(row.experiment),
@@ -104,6 +106,9 @@ def _toy_comparison(results: Path) -> str:
         ("FROMP, released but for the jitter", "", "fromp-jitter-only"),
         ("FROMP, released but for tau", "", "fromp-tau-only"),
         ("FROMP, released but for the learning rate", "", "fromp-lr-only"),
+        ("VCL + random coreset (VCL-RP)", "vcl-coreset", "vcl-coreset"),
+        ("VCL + FROMP's memory as coreset (VCL-MP)", "vcl-memorable", "vcl-memorable"),
+        ("VCL", "vcl", "vcl"),
         ("batch Adam (`joint`)", "joint", "joint"),
         ("plain training (`finetune`)", "finetune", "finetune"),
     ]
@@ -137,35 +142,45 @@ def _selection(name: str) -> Callable[[Path], str]:
     return block
 
 
-def _memory(name: str) -> Callable[[Path], str]:
-    """Accuracy against the number of points kept of each task."""
+def _against(exhibit: str, setting: str, title: str) -> Callable[[Path], str]:
+    """Accuracy against a setting, a column a method: the runs of one of the paper's figures."""
 
     def block(results: Path) -> str:
-        preset, methods = BENCHMARKS[name].settings.memory, ("fromp", "frorp")
-        runs = {(method, preset): _experiment(results / name / method) for method in methods}
-        for path in sorted((results / name / "memory").glob("*/results.json")):
-            found = find(path.parent)[0]
-            runs[found.method, int(found.settings["memory"])] = found
-        lines = ["| points a task | " + " | ".join(f"`{method}` | seeds" for method in methods) + " |"]
-        lines.append("|---:|" + "---:|---:|" * len(methods))
-        for size in sorted({size for _, size in runs}):
-            cells = [
-                f"{_percent(summary)} | {_number(summary)}"
-                for experiment in (runs.get((method, size)) for method in methods)
-                for summary in [None if experiment is None else experiment.summary.get("average_accuracy")]
-            ]
-            lines.append(f"| {size} | " + " | ".join(cells) + " |")
-        return "\n".join(lines)
+        kept, needed = Kept(results), EXHIBITS[exhibit].needed
+        cells = {(getattr(runs.settings, setting), runs.method): _cell(kept, runs) for runs in needed}
+        methods = list(dict.fromkeys(method for _, method in cells))
+        rows = [
+            [_plain(value), *(cells.get((value, method), "") for method in methods)]
+            for value in sorted({value for value, _ in cells})
+        ]
+        return tables.Table([title, *(f"`{method}`" for method in methods)], rows).markdown()
 
     return block
+
+
+def _cell(kept: Kept, runs: Runs) -> str:
+    found = kept.experiment(runs)
+    summary = None if found is None else found.summary["average_accuracy"]
+    return _not_run(kept, runs) if summary is None else f"{_percent(summary)} ({_seeds(int(summary['n']))})"
+
+
+def _reproduction(results: Path) -> str:
+    """Every table and figure of the paper, how many of its runs are kept, and what the others will take."""
+    kept, rows = Kept(results), []
+    for name, exhibit in EXHIBITS.items():
+        states = [(kept.state(runs), kept.seconds(runs)) for runs in exhibit.runs()]
+        done, wanted = sum(state.done for state, _ in states), sum(state.seeds for state, _ in states)
+        seconds = sum((state.seeds - state.done) * each for state, each in states)
+        rows.append([f"`{name}`", exhibit.place, exhibit.title, f"{done} of {wanted}", _time(seconds)])
+    return tables.Table(["", "in the paper", "what it shows", "seeds kept", "time for the rest"], rows).markdown()
 
 
 def _benchmark(name: str) -> Callable[[Path], str]:
     def block(results: Path) -> str:
         ours = [path.parent.name for path in sorted((results / name).glob("*/results.json"))]
-        if not ours:
-            return f"Not run yet: `fromp compare {name} --methods fromp,frorp --seeds 5 --out results/{name}`."
         reported = [method for benchmark, method in paper.AVERAGE_ACCURACY if benchmark == name]
+        if not ours and not reported:
+            return f"Not run yet: `fromp compare {name} --methods fromp,frorp --seeds 5 --out results/{name}`."
         known = [method for method in METHODS if method in {*ours, *reported}]
         rows = [
             _row(f"`{method}`", name, method, results / name / method)
@@ -202,20 +217,52 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "toy-variations": _toy_variations,
     **{name: _benchmark(name) for name in BENCHMARKS if not name.startswith("toy")},
     **{f"{name}-selection": _selection(name) for name in BENCHMARKS},
-    **{f"{name}-memory": _memory(name) for name in BENCHMARKS},
+    **{
+        f"{name}-memory": _against(exhibit, "memory", "points a task")
+        for name, exhibit in {
+            "permuted-mnist": "figure-memory-mnist",
+            "split-cifar": "figure-memory-cifar",
+            "split-cifar-11": "figure-memory-cifar-11",
+        }.items()
+    },
+    "split-mnist-tau": _against("figure-tau", "tau", "tau / N"),
+    "reproduction": _reproduction,
     "settings": _settings,
     "bench": _bench,
 }
 
 
 def _row(title: str, benchmark: str, method: str, path: Path) -> Row:
+    key, experiment, results = (benchmark, method), _experiment(path), path.parent.parent
     return Row(
         title,
-        _experiment(path),
-        paper.AVERAGE_ACCURACY.get((benchmark, method)),
-        paper.BACKWARD_TRANSFER.get((benchmark, method)),
-        paper.FORWARD_TRANSFER.get((benchmark, method)),
+        experiment if experiment is None else _with_forward_transfer(experiment),
+        paper.AVERAGE_ACCURACY.get(key),
+        paper.BACKWARD_TRANSFER.get(key),
+        paper.FORWARD_TRANSFER.get(key),
+        "not run" if experiment or method not in METHODS else _not_run(Kept(results), Runs(benchmark, method)),
     )
+
+
+def _with_forward_transfer(experiment: Experiment) -> Experiment:
+    """The experiment with the transfer from the networks trained on each task alone that lie beside it, if they do."""
+    separate = _experiment(experiment.path.parent / "separate")
+    found = None if separate is None else tables.forward_transfer(experiment, separate)
+    return (
+        experiment if found is None else replace(experiment, summary={**experiment.summary, "forward_transfer": found})
+    )
+
+
+def _not_run(kept: Kept, runs: Runs) -> str:
+    return f"not run: {_seeds(runs.seeds)} take {_time(runs.seeds * kept.seconds(runs))}"
+
+
+def _time(seconds: float) -> str:
+    return tables.duration(seconds) if seconds else ""
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed" + "s" * (count != 1)
 
 
 def _experiment(path: Path) -> Experiment | None:

@@ -100,7 +100,7 @@ def accuracy_over_time(matrices: Sequence[Matrix]) -> Figure:
         _line(axes, after[task:], values[:, task:, task], task, f"task {task + 1}")
     average = np.stack([np.nanmean(values[:, i, :], axis=1) for i in range(num_tasks)], axis=1)
     axes.plot(after, average.mean(0), color=INK, linewidth=2.4, alpha=0.55, label="average", zorder=1)
-    accuracy_axis(axes, values)
+    _accuracy_axis(axes, values)
     _task_axis(axes, after, "tasks learned")
     figure.legend(loc="outside lower center", ncols=min(4, num_tasks + 1), columnspacing=1.2)
     return figure
@@ -144,7 +144,7 @@ def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
         every.append(average.ravel())
         longest = max(longest, average.shape[1])
         _line(axes, np.arange(1, average.shape[1] + 1), average, place, plain(name))
-    accuracy_axis(axes, np.concatenate(every))
+    _accuracy_axis(axes, np.concatenate(every))
     axes.set_ylabel("average accuracy so far, %")
     _task_axis(axes, np.arange(1, longest + 1), "tasks learned")
     figure.legend(loc="outside lower center", ncols=min(3, len(by_name)), columnspacing=1.2)
@@ -218,7 +218,8 @@ def _draw_boundary(axes: Axes, boundary: Boundary) -> None:
     for task, (x, y) in enumerate(boundary.points, start=1):
         alpha = 0.75 if task == boundary.task else 0.3
         colours = np.where(y == 1, COLOURS[1], COLOURS[0])
-        axes.scatter(x[:, 0], x[:, 1], s=2.2, c=colours, alpha=alpha, linewidths=0, zorder=2)
+        # Thousands of vector dots would make a file of megabytes; everything else stays vectors.
+        axes.scatter(x[:, 0], x[:, 1], s=2.2, c=colours, alpha=alpha, linewidths=0, zorder=2, rasterized=True)
     for x, y in boundary.memory:
         for label, (colour, marker) in enumerate(zip(MEMORY, ("o", "s"), strict=True)):
             of_class = x[y == label]
@@ -325,7 +326,7 @@ def _bars(axes: Axes, values: Array) -> None:
         axes.errorbar(tasks, values.mean(0), yerr=error, fmt="none", ecolor=INK, elinewidth=1.3, capsize=3)
 
 
-def accuracy_axis(axes: Axes, values: Array) -> None:
+def _accuracy_axis(axes: Axes, values: Array) -> None:
     """At least five points high, so that differences in the noise do not look like news."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     low = min(low, high - 5)

@@ -144,10 +144,9 @@ def _learn_and_tell(manner: Manner, jobs: list[Job], job: Job) -> int:
     code = _learn_one(replace(manner, quiet=True), job)
     if code == 0 and not manner.quiet:
         run = json.loads((results.seed_folder(job.out, job.seed) / "run.json").read_text())
-        what = f"{job.plan.benchmark} with {job.plan.method}, seed {job.seed}"
-        how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
         place = f"{jobs.index(job) + 1}/{len(jobs)}"
-        plain_console().print(f"  {place:>7}  {what:52} {how}", highlight=False)
+        how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
+        plain_console().print(f"  {place:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
     return code
 
 

@@ -1,0 +1,63 @@
+"""One page with every table and figure that has been rendered; it needs nothing but itself."""
+
+import base64
+import csv
+import html
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fromp import folder
+from fromp.reproduction import EXHIBITS
+from fromp.reproduction.tables import benchmark_title
+
+QUICK = (
+    "A quick version: scikit-learn's digits instead of MNIST and CIFAR, a fifth of the epochs at three times the "
+    "learning rate, two seeds. It shows how things go, not the paper's numbers."
+)
+
+
+def index(out: Path, quick: bool) -> Path:
+    """Write index.html beside the tables and figures, and return where."""
+    sections = [_section(out, name, quick) for name in EXHIBITS]
+    note = f'<p class="note warn">{QUICK}</p>' if quick else ""
+    lead = "Mean ± standard error over seeds, in percent. Select a heading to sort by it."
+    title = "Every table and figure"
+    template = Template(files("fromp.report").joinpath("page.html").read_text("utf-8"))
+    page = template.substitute(
+        title=title, panel="100%", content=f'<header><h1>{title}</h1><p class="lead">{lead}</p>{note}</header>'
+        + "".join(sections),
+    )  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    folder.replace(out / "index.html", page.encode())
+    return out / "index.html"
+
+
+def _section(out: Path, name: str, quick: bool) -> str:
+    exhibit, table, picture = EXHIBITS[name], out / f"{name}.csv", out / f"{name}.svg"
+    if table.exists():
+        with table.open(newline="", encoding="utf-8") as file:
+            shown = f'<div class="card scroll">{_table(list(csv.reader(file)))}</div>'
+        links = _links(name, "csv", "md")
+    elif picture.exists():
+        address = base64.b64encode(picture.read_bytes()).decode()
+        alt = html.escape(exhibit.title)
+        shown = f'<div class="card"><img class="exhibit" src="data:image/svg+xml;base64,{address}" alt="{alt}"></div>'
+        links = _links(name, "pdf", "svg", "png")
+    else:
+        shown, links = "", f"not rendered yet: <code>fromp reproduce {name}</code>"
+    title = html.escape(exhibit.title[:1].upper() + exhibit.title[1:])
+    data = ", ".join(dict.fromkeys(benchmark_title(runs.benchmark) for runs in exhibit.runs(quick)))
+    note = f"{html.escape(f'{exhibit.place} · {data}')} · {links}"
+    return f'<section><h2>{title}</h2><p class="note">{note}</p>{shown}</section>'
+
+
+def _links(name: str, *kinds: str) -> str:
+    return " · ".join(f'<a href="./{name}.{kind}">{kind}</a>' for kind in kinds)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(text)}</th>" for text in rows[0])
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in rows[1:])
+    return f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

@@ -1,0 +1,156 @@
+"""Tables of the paper, filled with what was measured, as Markdown and as CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from fromp import folder, metrics, paper
+from fromp.report.experiment import Experiment
+from fromp.reproduction.needs import Kept, Runs
+
+Summary: TypeAlias = dict[str, float]
+
+REPORTED = {
+    "average_accuracy": paper.AVERAGE_ACCURACY,
+    "forward_transfer": paper.FORWARD_TRANSFER,
+    "backward_transfer": paper.BACKWARD_TRANSFER,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of text."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """For a document or a terminal."""
+        lines = ["| " + " | ".join(self.heads) + " |", "|---|" + "---:|" * (len(self.heads) - 1)]
+        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
+
+    def csv(self) -> str:
+        """For a spreadsheet."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
+        return text.getvalue()
+
+    def save(self, path: Path) -> list[Path]:
+        """As Markdown and CSV at `path` with those suffixes; a directory that is missing is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = {"csv": self.csv(), "md": self.markdown() + "\n"}
+        for suffix, text in written.items():
+            folder.replace(path.with_name(f"{path.name}.{suffix}"), text.encode())
+        return [path.with_name(f"{path.name}.{suffix}") for suffix in written]
+
+
+def by_method(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """A row a method, and for each benchmark what was measured and what the paper reports."""
+    return _pivot(kept, needed, lambda runs: method_title(runs), lambda runs: benchmark_title(runs.benchmark))
+
+
+def by_benchmark(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """A row a benchmark, and for each method what was measured and what the paper reports."""
+    return _pivot(kept, needed, lambda runs: benchmark_title(runs.benchmark), lambda runs: method_title(runs))
+
+
+def _pivot(kept: Kept, needed: Sequence[Runs], down: Callable[[Runs], str], across: Callable[[Runs], str]) -> Table:
+    cells = {(down(runs), across(runs)): runs for runs in needed}
+    columns = list(dict.fromkeys(column for _, column in cells))
+    rows = []
+    for row in dict.fromkeys(row for row, _ in cells):
+        of_row = [cells.get((row, column)) for column in columns]
+        rows.append([row, *(text for runs in of_row for text in _beside(kept, runs, "average_accuracy", None))])
+    return Table(["", *(head for column in columns for head in (column, "paper"))], rows)
+
+
+def transfer(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """Forward and backward transfer of FROMP, a row a benchmark."""
+    shown = [runs for runs in needed if runs.method == "fromp"]
+    return _metrics(kept, needed, {benchmark_title(runs.benchmark): runs for runs in shown}, _TRANSFER)
+
+
+def all_metrics(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """Accuracy and transfer, a row a method."""
+    names = {"average accuracy": "average_accuracy", **_TRANSFER}
+    return _metrics(kept, needed, {method_title(runs): runs for runs in needed}, names)
+
+
+_TRANSFER = {"forward transfer": "forward_transfer", "backward transfer": "backward_transfer"}
+
+
+def _metrics(kept: Kept, needed: Sequence[Runs], shown: dict[str, Runs], names: dict[str, str]) -> Table:
+    alone = {runs.benchmark: runs for runs in needed if runs.method == "separate"}
+    rows = [
+        [title, *(t for name in names.values() for t in _beside(kept, runs, name, alone.get(runs.benchmark)))]
+        for title, runs in shown.items()
+    ]
+    return Table(["", *(head for name in names for head in (name, "paper"))], rows)
+
+
+def _beside(kept: Kept, runs: Runs | None, name: str, separate: Runs | None) -> tuple[str, str]:
+    """What was measured, or what it would take; and what the paper reports."""
+    if runs is None:
+        return "", ""
+    found = measured(kept, runs, name, separate)
+    needed = [runs, separate] if name == "forward_transfer" and separate else [runs]
+    seconds = sum(kept.state(one).seconds for one in needed if kept.experiment(one) is None)
+    here = percent(found) if found else f"not run: {duration(seconds)}" if seconds else ""
+    return here, printed(REPORTED[name].get((runs.benchmark, runs.method)))
+
+
+def measured(kept: Kept, runs: Runs, name: str, separate: Runs | None) -> Summary | None:
+    """A number over the finished seeds; None where it says nothing."""
+    found = kept.experiment(runs)
+    if found is None or (runs.method == "separate" and name != "average_accuracy"):
+        return None
+    if name != "forward_transfer":
+        return found.summary.get(name)
+    return forward_transfer(found, None if separate is None else kept.experiment(separate))
+
+
+def forward_transfer(found: Experiment, separate: Experiment | None) -> Summary | None:
+    """FWT over the seeds that were also learned by a network for each task alone."""
+    alone = {run["seed"]: run["accuracy"][-1] for run in separate.finished} if separate else {}
+    every = [
+        metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
+        for run in found.finished
+        if run.get("backward_transfer") is not None and len(alone.get(run["seed"], ())) == len(run["accuracy"])
+    ]
+    values = [value for value in every if value is not None]
+    return metrics.summarise(values) if values else None
+
+
+def percent(summary: Summary) -> str:
+    """Mean, standard deviation and number of seeds: the deviation is what the paper's toy tables have."""
+    mean, n = f"{100 * summary['mean']:.2f}", int(summary["n"])
+    if n < 2:
+        return f"{mean} (1 seed)"
+    return f"{mean} ± {100 * summary['stderr']:.2f} (deviation {100 * summary['std']:.2f}, {n} seeds)"
+
+
+def printed(reported: paper.Reported | None) -> str:
+    """As the paper has it."""
+    return "" if reported is None else str(reported)
+
+
+def duration(seconds: float) -> str:
+    """A time to plan by."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    minutes = seconds / 60
+    return f"about {minutes:.0f} min" if minutes < 90 else f"about {minutes / 60:.0f} h"
+
+
+def method_title(runs: Runs) -> str:
+    """As the paper calls it, which has other names for some methods on the toy."""
+    titles = paper.TOY_TITLES if runs.benchmark.startswith("toy") else paper.METHOD_TITLES
+    return titles.get(runs.method, runs.method)
+
+
+def benchmark_title(benchmark: str) -> str:
+    """As the paper calls it."""
+    return paper.BENCHMARK_TITLES.get(benchmark, benchmark)

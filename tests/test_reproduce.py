@@ -1,0 +1,236 @@
+"""Every table and figure of the paper: what it needs, how far it is, and that it is rendered from what is kept."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from browser import look, needs_browser
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from fromp import cli, figures, folder, metrics, results
+from fromp.errors import FrompError
+from fromp.experiments import BENCHMARKS, as_json
+from fromp.reproduction import EXHIBITS, Exhibit, Kept, Runs, Table, command, drawings, tables
+from fromp.reproduction.needs import ROUGHLY
+
+TINY = Runs("toy-less-data", "finetune", 2, {"epochs": 1, "tasks": 2}, "tiny")
+QUICK = [runs for exhibit in EXHIBITS.values() for runs in exhibit.runs(quick=True)]
+
+
+def made_up(runs, seed):
+    """A finished run as it stands in results.json, with accuracies drawn at random."""
+    draws = np.random.default_rng(seed)
+    matrix = [list(0.9 + 0.1 * draws.random(task + 1)) for task in range(runs.settings.tasks)]
+    return {
+        "seed": seed, "accuracy": matrix, "average_accuracy": metrics.average_accuracy(matrix),
+        "backward_transfer": metrics.backward_transfer(matrix), "forward_transfer": None,
+        "seconds": 3.0, "task_seconds": [1.0] * len(matrix), "tasks": len(matrix),
+    }  # fmt: skip
+
+
+def write(root, runs, seeds, **changes):
+    path = root / runs.place
+    path.mkdir(parents=True, exist_ok=True)
+    all_runs = [made_up(runs, seed) for seed in range(seeds)]
+    found = {
+        "benchmark": runs.benchmark, "method": runs.method, "settings": {**as_json(runs.settings), **changes},
+        "environment": {}, "runs": all_runs, "summary": results.summary(all_runs),
+    }  # fmt: skip
+    (path / "results.json").write_text(json.dumps(found))
+
+
+def write_snapshots(root, runs):
+    """The snapshots of untrained networks, and a detector's trace if there is one."""
+    for seed in range(runs.seeds):
+        stream, model = BENCHMARKS[runs.benchmark].make(runs.settings, seed)
+        weights = {f"weights.{name}": value for name, value in model.state_dict().items()}
+        path = results.seed_folder(root / runs.place, seed)
+        for task in range(len(stream)):
+            folder.write(path / "tasks" / str(task + 1), "task", weights, {})
+        if runs.settings.boundaries != "given":
+            state = {"names": ["squared difference", "Welch's t"], "true": [30, 60], "found": [[30, 30]]}
+            folder.write(path / "trace", "trace", {"values": torch.rand(90, 2, dtype=torch.double)}, state)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """Everything that the quick version needs, made up."""
+    out = tmp_path_factory.mktemp("made-up")
+    seeds = {runs.place: runs.seeds for runs in sorted(QUICK, key=lambda runs: runs.seeds)}  # the most of each place
+    for runs in QUICK:
+        write(out, runs, seeds[runs.place])
+        if runs.pictures:
+            write_snapshots(out, replace(runs, seeds=seeds[runs.place]))
+    return out
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_each_is_done_and_renders(root, name):
+    exhibit, kept = EXHIBITS[name], Kept(root)
+    shown = exhibit.render(kept, exhibit.runs(quick=True))
+    assert isinstance(shown, Table if name.startswith("table-") else Figure)
+    if isinstance(shown, Table):
+        assert shown.rows
+        assert all(len(row) == len(shown.heads) for row in shown.rows)
+        assert "not run" not in shown.markdown()
+
+
+def test_all_states_are_done(root):
+    kept = Kept(root)
+    states = {name: command.progress(exhibit, kept, quick=True)[1] for name, exhibit in EXHIBITS.items()}
+    assert set(states.values()) == {"done"}
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_without_runs_a_table_says_so_and_a_figure_is_not_drawn(tmp_path, name):
+    exhibit, kept = EXHIBITS[name], Kept(tmp_path)
+    assert command.progress(exhibit, kept)[1].startswith("missing, about ")
+    if name.startswith("table-"):
+        assert "not run: about" in exhibit.render(kept, exhibit.runs()).markdown()
+    else:
+        with pytest.raises(drawings.NotYet):
+            exhibit.render(kept, exhibit.runs())
+
+
+def test_rendering_writes_every_format_and_one_page(root, tmp_path):
+    shutil.copytree(root, tmp_path / "out")
+    out = str(tmp_path / "out")
+    for name in ("table-toy", "figure-tau"):
+        assert cli.main(["reproduce", name, "--quick", "--as-is", "--out", out]) == 0
+    paper = tmp_path / "out" / "paper"
+    written = {path.name for path in paper.iterdir()}
+    assert written == {
+        "table-toy.md", "table-toy.csv", "figure-tau.pdf", "figure-tau.svg", "figure-tau.png", "index.html"
+    }  # fmt: skip
+    assert "FROMP-L2" in (paper / "figure-tau.svg").read_text()  # text stays text
+    page = (paper / "index.html").read_text()
+    assert "A quick version" in page
+    assert "batch Adam" in page
+    assert page.count("data:image/svg+xml") == 1
+    assert "not rendered yet: <code>fromp reproduce figure-toy</code>" in page
+    assert not re.search(r"https?:", page)
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [380, 1200])
+def test_in_a_browser_the_page_of_everything_does_not_overflow(root, tmp_path, width):
+    shutil.copytree(root, tmp_path / "out")
+    names = ["table-mnist", "table-cifar", "figure-tau", "figure-toy", "figure-cifar-bars"]
+    command.render(names, tmp_path / "out", True, Console(quiet=True))
+    found = look(tmp_path / "out" / "paper" / "index.html", tmp_path, width)
+    assert found == {"beyond": [], "overflow": 0}
+
+
+def test_states(tmp_path, monkeypatch):
+    tiny = replace(TINY, pictures=1)
+    exhibit = Exhibit("tiny", "nowhere", tables.by_method, (tiny,))
+
+    def state():
+        return command.progress(exhibit, Kept(tmp_path))
+
+    monkeypatch.setitem(ROUGHLY, "toy-less-data", 500 * 7.0)  # an epoch takes 7 s
+    assert state() == ("0/2", "missing, about 14 s")
+    write(tmp_path, tiny, 1)
+    assert state() == ("1/2", "partial, about 3 s")  # as measured
+    write(tmp_path, tiny, 2)
+    assert state() == ("2/2", "snapshots missing, about 3 s")
+    write_snapshots(tmp_path, tiny)
+    assert state() == ("2/2", "done")
+    write(tmp_path, tiny, 2, lr=0.5)
+    assert state() == ("0/2", f"other settings in {tiny.place} (lr)")
+
+
+def test_it_learns_what_is_missing_and_keeps_the_rest(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(EXHIBITS, "tiny", Exhibit("tiny", "nowhere", tables.by_method, (TINY,)))
+    arguments = ["reproduce", "tiny", "--out", str(tmp_path)]
+    write(tmp_path, TINY, 1)  # as in a fresh clone: results.json without the seeds' folders
+    before = results.read(tmp_path / TINY.place)["runs"][0]
+    assert cli.main(arguments) == 0
+    assert "1 runs" in capsys.readouterr().out
+    runs = results.read(tmp_path / TINY.place)["runs"]
+    assert [run["seed"] for run in runs] == [0, 1]
+    assert runs[0] == before
+    assert cli.main(arguments) == 0
+    assert "runs," not in capsys.readouterr().out  # nothing was left to learn
+    assert results.read(tmp_path / TINY.place)["runs"] == runs
+
+
+def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
+    tiny = replace(TINY, pictures=1)
+    monkeypatch.setitem(EXHIBITS, "tiny", Exhibit("tiny", "nowhere", tables.by_method, (tiny,)))
+    write(tmp_path, tiny, 2)
+    middle = Kept(tmp_path).left(tiny)
+    assert len(middle) == 1
+    assert cli.main(["reproduce", "tiny", "--out", str(tmp_path), "--quiet"]) == 0
+    assert (results.seed_folder(tmp_path / tiny.place, middle[0]) / "tasks" / "2").exists()
+
+
+def test_other_settings_are_an_error_that_names_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(EXHIBITS, "tiny", Exhibit("tiny", "nowhere", tables.by_method, (TINY,)))
+    write(tmp_path, TINY, 2, lr=0.5)
+    assert cli.main(["reproduce", "tiny", "--out", str(tmp_path)]) == 2
+    assert "holds a run with another lr" in capsys.readouterr().err
+
+
+def test_an_unknown_name_gets_the_nearest(tmp_path, capsys):
+    assert cli.main(["reproduce", "figure-toi", "--out", str(tmp_path)]) == 2
+    assert "there is no table or figure 'figure-toi'; did you mean 'figure-toy'?" in capsys.readouterr().err
+
+
+def test_the_list_has_everything(tmp_path, capsys):
+    assert cli.main(["reproduce", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in EXHIBITS)
+
+
+def test_the_quick_version_is_cheap(tmp_path):
+    assert all(runs.benchmark.startswith("toy") or runs.benchmark.endswith("digits") for runs in QUICK)
+    every = {(runs.place, seed): Kept(tmp_path).seconds(runs) for runs in QUICK for seed in range(runs.seeds)}
+    assert sum(every.values()) < 2 * 600  # of two cores, ten minutes
+
+
+def test_equal_places_have_equal_plans():
+    for quick in (False, True):
+        plans = {}
+        for exhibit in EXHIBITS.values():
+            for runs in exhibit.runs(quick):
+                assert plans.setdefault(runs.place, runs.plan) == runs.plan
+
+
+def test_the_layout_is_the_one_that_results_are_kept_in():
+    places = {str(runs.place) for exhibit in EXHIBITS.values() for runs in exhibit.needed}
+    assert {
+        "toy/vcl-memorable", "permuted-mnist/memory/frorp-10", "split-mnist/tau/fromp-l2-100", "split-cifar/separate"
+    } <= places  # fmt: skip
+
+
+def test_forward_transfer_needs_networks_of_their_own(root, tmp_path):
+    exhibit = EXHIBITS["table-transfer"]
+    runs = exhibit.runs(quick=True)
+    kept = Kept(root)
+    fromp, separate = (next(one for one in runs if one.method == method) for method in ("fromp", "separate"))
+    found, alone = (results.read(root / one.place)["runs"][0] for one in (fromp, separate))
+    last = len(found["accuracy"])
+    expected = sum(found["accuracy"][i][i] - alone["accuracy"][-1][i] for i in range(1, last)) / (last - 1)
+    one = tables.forward_transfer(kept.experiment(fromp), kept.experiment(separate))
+    assert one["n"] == 2
+    values = [one["mean"] - one["std"] / 2**0.5, one["mean"] + one["std"] / 2**0.5]
+    assert min(abs(value - expected) for value in values) < 1e-12
+
+
+def test_the_methods_beside_batch_adam_are_told_apart():
+    figure = figures.toy_strip  # without captions it says after which task
+    boundary = figures.Boundary(3, (0, 1, 0, 1), np.full((4, 4), 0.2), [], [])
+    texts = [text.get_text() for axes in figure([boundary], ["FROMP"]).axes for text in axes.texts]
+    assert texts == ["FROMP"]
+    assert [text.get_text() for axes in figure([boundary]).axes for text in axes.texts] == ["after task 3"]
+
+
+def test_not_yet_is_an_error_of_ours():
+    assert issubclass(drawings.NotYet, FrompError)
