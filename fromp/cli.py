@@ -81,6 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--quick", action="store_true", help="fewer repetitions and cases")
     bench.set_defaults(command=_bench)
 
+    detect = commands.add_parser(
+        "detect", help="try detectors of new tasks on streams", description="Try detectors of new tasks."
+    )
+    detect.add_argument("--streams", metavar="A,B,C", help="default: all of them")
+    detect.add_argument("--detectors", metavar="A,B,C", help="default: all of them")
+    detect.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N-1; default: 1")
+    detect.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/detection"))
+    detect.add_argument("--quick", action="store_true", help="a fifth of each task")
+    detect.set_defaults(command=_detect)
+
     listing = commands.add_parser("list", help="benchmarks and methods there are", description="List what there is.")
     listing.set_defaults(command=_list)
 
@@ -221,6 +231,17 @@ def _bench(options: argparse.Namespace) -> int:
     from fromp import bench
 
     bench.main(options.out, options.quick)
+    return 0
+
+
+def _detect(options: argparse.Namespace) -> int:
+    from fromp import trials
+
+    streams = options.streams.split(",") if options.streams else list(trials.TRIALS)
+    detectors = options.detectors.split(",") if options.detectors else list(trials.DETECTORS)
+    if options.seeds < 1:
+        raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
+    trials.main(options.out, streams, detectors, options.seeds, share=0.2 if options.quick else 1.0)
     return 0
 
 

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, TypeAlias, final
@@ -27,39 +28,52 @@ class Verdict(Enum):
 
     SAME = "same"  # it belongs to the present task, and so do those held back before it
     UNSURE = "unsure"  # hold it back until the next one has come
-    NEW = "new"  # it begins a new task, or the first of those held back does
+    NEW = "new"  # it is of a new task, which began with it or with one of those held back
 
 
 class Evidence:
     """A minibatch that has not been trained on, the network now and the network as the present task found it."""
 
-    def __init__(self, model: nn.Module, past: nn.Module, likelihood: Likelihood, x: Inputs, y: Tensor) -> None:
-        self.model, self.past, self.likelihood, self.x, self.y = model, past, likelihood, x, y
+    def __init__(
+        self,
+        model: nn.Module,
+        past: nn.Module,
+        likelihood: Likelihood,
+        x: Inputs,
+        y: Tensor,
+        examples: int | None = None,  # that networks are run on for the sake of looking
+        now: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
+    ) -> None:
+        self.model, self.past, self.likelihood = model, past, likelihood
+        self.few, self._now = inputs.take(x, slice(0, examples)), now
+        self.y = y[:examples] if now is None else y
 
     @cached_property
     def now(self) -> Tensor:
-        """f(x) of the network now: (b, c)."""
+        """f of the network now: (b, c)."""
+        if self._now is not None:
+            return self._now
         with evaluating(self.model), torch.no_grad():
-            return outputs(self.model, self.x)
+            return outputs(self.model, self.few)
 
     @cached_property
     def before(self) -> Tensor:
-        """f(x) of the network as the task found it: (b, c)."""
+        """f of the network as the task found it, for the first few: (few, c)."""
         with torch.no_grad():
-            return outputs(self.past, self.x)
+            return outputs(self.past, self.few)
 
 
 Signal: TypeAlias = Callable[[Evidence], Tensor]  # one number for each example, low on data of a new task: (b,)
 
 
 def squared_differences(evidence: Evidence) -> Tensor:
-    """(m_t,i - m_t-1,i)^2 for each output, step 1 of the appendix: (b, c)."""
-    likelihood = evidence.likelihood
-    return (likelihood.mean(evidence.now) - likelihood.mean(evidence.before)).square()
+    """(m_t,i - m_t-1,i)^2 for each output, step 1 of the appendix: (few, c)."""
+    mean, before = evidence.likelihood.mean, evidence.before
+    return (mean(evidence.now[: len(before)]) - mean(before)).square()
 
 
 def distance(evidence: Evidence) -> Tensor:
-    """sum_c (m_t - m_t-1)^2: low where the task has not moved the network, as on data it has never seen: (b,)."""
+    """sum_c (m_t - m_t-1)^2: low where the task has not moved the network, as on data it has never seen: (few,)."""
     return squared_differences(evidence).sum(-1)
 
 
@@ -89,7 +103,7 @@ class Divergence:
         now, before = (
             gp.predict(
                 model,
-                inputs.take(evidence.x, slice(0, self.examples)),
+                inputs.take(evidence.few, slice(0, self.examples)),
                 evidence.likelihood,
                 {k: 1 / p for k, p in precision.items()},
             )
@@ -106,8 +120,9 @@ class Detector(ABC):
     def __init__(self, examples: int | None) -> None:
         if examples is not None and examples < 2:
             raise FrompError(f"examples={examples} of a minibatch have no variance; use at least 2, or None for all.")
-        self.examples = examples  # of a minibatch that are looked at
+        self.examples = examples  # of a minibatch that the networks are run on; None for all
         self.values: Sequence[float] = ()  # what the last minibatch came to
+        self.fresh = 1  # how many minibatches are of the new task when there is one: the last, and those held before
         self.begin_task()
 
     @abstractmethod
@@ -171,16 +186,17 @@ def welch(before: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> Tensor:
 
 @final
 class Calibrated(Detector):
-    """A new task has begun when `r` minibatches in a row lie below the k-th lowest of the present task's last n.
+    """A new task has begun when r minibatches in a row lie below the k-th lowest of the present task's last n.
 
-    Nothing is set by hand: r and k follow from `false_alarm`, the probability for each minibatch that a new task is
+    Nothing is set by hand: k follows from `false_alarm`, the probability for each minibatch that a new task is
     announced there though none began. As long as the task stays the same, its last n values and the next r come in
     any order with the same probability, so the next r all lie below the k-th lowest of the n with probability
 
         k / (n + 1) * (k + 1) / (n + 2) * ... * (k + r - 1) / (n + r)
 
-    whatever the distribution: heavy tails cost nothing. Of the r that keep this below `false_alarm` divided by the
-    number of signals, the one nearest to `patience` is taken, and then the largest k.
+    whatever the distribution: heavy tails cost nothing. k is the largest that keeps this within `false_alarm`, divided
+    by the number of `tests`. Each of those is a signal and an r: a short run finds a large drop at once, a long one a
+    small drop. While n is too small for a short run, the run is longer.
 
     That any order is as likely is an assumption, and this is done for it. Early in a task the values still rise: only
     the younger half of the task's minibatches counts, `window` of them at most. A rise makes alarms rarer. The
@@ -189,7 +205,7 @@ class Calibrated(Detector):
 
     There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
     network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
-    wrong, even if the new data is close to the old.
+    wrong, even if the new data is close to the old: then it drops by little, which takes a long run.
     """
 
     names = ("distance", "fit")
@@ -199,68 +215,89 @@ class Calibrated(Detector):
         self,
         false_alarm: float = 1e-6,
         *,
-        patience: int = 4,
+        tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 12)),
         window: int = 250,
-        signals: Sequence[Signal] = (distance, fit),
         examples: int | None = 64,
     ) -> None:
         if not 0 < false_alarm < 1:
             raise FrompError(f"false_alarm={false_alarm} is no probability; it must be in (0, 1), such as 1e-6.")
-        if patience < 1 or window < 1 or not signals:
+        runs = [run for _, run in tests]
+        if not runs or min(runs) < 1 or window < self.FEWEST:
             raise FrompError(
-                f"patience={patience}, window={window} and {len(signals)} signals are impossible; use at least 1 each."
+                f"tests with runs of {runs} in a window of {window} are impossible; "
+                f"use at least one test, runs of at least 1 and a window of at least {self.FEWEST}."
             )
-        self.false_alarm, self.patience, self.window, self.signals = false_alarm, patience, window, tuple(signals)
+        self.false_alarm, self.tests, self.window = false_alarm, tuple(tests), window
+        self._signals = list(dict.fromkeys(signal for signal, _ in tests))
         super().__init__(examples)
 
     def begin_task(self) -> None:
         self._age = 0
         self._recent: deque[list[float]] = deque(maxlen=self.window)  # values of the task's minibatches, by signal
         self._held: list[list[float]] = []  # of those in doubt
-        self._limits: list[float] = []  # the k-th lowest of each signal, fixed when the doubt began
-        self._run = 0  # how many in a row it takes
+        self._runs: list[Run] = []  # of each test, as it was set up when the doubt began
 
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
-        self.values = values = [float(signal(evidence).mean()) for signal in self.signals]
+        self.values = values = [float(signal(evidence).mean()) for signal in self._signals]
         if not self._held:
-            self._set_limits(armed)
+            self._runs = self._set_up() if armed else []
         self._held.append(values)
-        below = [max(column) < limit for column, limit in zip(zip(*self._held, strict=True), self._limits, strict=True)]
-        if not any(below):
-            self._age += len(self._held)
-            self._recent.extend(self._held)
-            self._held = []
-            return Verdict.SAME
-        return Verdict.NEW if len(self._held) >= self._run else Verdict.UNSURE
+        for run in self._runs:
+            run.count(values)
+        if passed := [run.length for run in self._runs if run.length >= run.needed]:
+            self.fresh = min(passed)
+            return Verdict.NEW
+        if any(run.length for run in self._runs) and len(self._held) < 2 * max(run.needed for run in self._runs):
+            return Verdict.UNSURE
+        self._age += len(self._held)
+        self._recent.extend(self._held)
+        self._held = []
+        return Verdict.SAME
 
-    def _set_limits(self, armed: bool) -> None:
+    def _set_up(self) -> "list[Run]":
         n = min(self.window, self._age // 2)
-        if not armed or n < self.FEWEST:
-            self._run, self._limits = 0, [-math.inf] * len(self.signals)
-            return
-        self._run, k = run_and_rank(n, self.false_alarm / len(self.signals), self.patience)
-        recent = list(self._recent)[-n:]
-        self._limits = [sorted(column)[k - 1] for column in zip(*recent, strict=True)]
+        if n < self.FEWEST:
+            return []
+        columns = [sorted(column) for column in zip(*list(self._recent)[-n:], strict=True)]
+        runs = []
+        for signal, least in self.tests:
+            place = self._signals.index(signal)
+            needed, rank = run_and_rank(n, self.false_alarm / len(self.tests), least)
+            runs.append(Run(place, columns[place][rank - 1], needed))
+        return runs
 
     def state(self) -> dict[str, Any]:
-        return {
-            "age": self._age, "recent": list(self._recent), "held": list(self._held),
-            "limits": list(self._limits) if self._held else [], "run": self._run,
-        }  # fmt: skip
+        held = [list(values) for values in self._held]
+        runs = [vars(run).copy() for run in self._runs] if held else []
+        return {"age": self._age, "recent": list(self._recent), "held": held, "runs": runs}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._age, self._run = state["age"], state["run"]
-        self._held, self._limits = list(state["held"]), list(state["limits"])
+        self._age, self._held = state["age"], [list(values) for values in state["held"]]
         self._recent = deque(state["recent"], maxlen=self.window)
+        self._runs = [Run(**run) for run in state["runs"]]
+
+
+@dataclass
+class Run:
+    """How many of the last minibatches in a row were below a limit, and how many it takes."""
+
+    signal: int
+    limit: float
+    needed: int
+    length: int = 0
+
+    def count(self, values: Sequence[float]) -> None:
+        """Take the next minibatch into account."""
+        self.length = self.length + 1 if values[self.signal] < self.limit else 0
 
 
 DETECTORS: dict[str, Callable[..., Detector]] = {"calibrated": Calibrated, "welch": Welch}
 
 
 @lru_cache(maxsize=4096)
-def run_and_rank(n: int, false_alarm: float, patience: int) -> tuple[int, int]:
-    """The least r >= `patience` and the largest k <= n whose probability, as `Calibrated` gives it, is not above."""
-    run = patience
+def run_and_rank(n: int, false_alarm: float, least: int) -> tuple[int, int]:
+    """The lowest r >= `least` and then the highest k <= n whose probability is not above `false_alarm`."""
+    run = least
     while in_a_row(n, 1, run) > false_alarm:
         run += 1
     rank = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fromp import bench, folder, paper
+from fromp import bench, folder, paper, trials
 from fromp.errors import FrompError
 from fromp.experiments import BENCHMARKS
 from fromp.methods import METHODS
@@ -211,6 +211,14 @@ def _bench(results: Path) -> str:
     return f"{where}\n\n{bench.table(report)}"
 
 
+def _detection(results: Path) -> str:
+    """The detectors of new tasks, stream by stream."""
+    found = [path for name in trials.TRIALS if (path := results / "detection" / f"{name}.json").exists()]
+    if not found:
+        return "Not run yet: `fromp detect --seeds 3 --out results/detection`."
+    return trials.table([json.loads(path.read_text(encoding="utf-8")) for path in found])
+
+
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "demo": _demo,
     "toy-comparison": _toy_comparison,
@@ -229,6 +237,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "reproduction": _reproduction,
     "settings": _settings,
     "bench": _bench,
+    "detection": _detection,
 }
 
 

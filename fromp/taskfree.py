@@ -2,11 +2,11 @@
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fromp import folder, inputs
 from fromp.detection import Calibrated, Detector, Evidence, Verdict
@@ -14,8 +14,9 @@ from fromp.errors import FrompError
 from fromp.examples import Batch
 from fromp.inputs import Inputs
 from fromp.methods.base import Loss, Method, Part, Training, under
+from fromp.model import outputs
 from fromp.reservoir import Reservoir
-from fromp.training import Fit, Optimisation, descend, moments, restore_moments
+from fromp.training import Fit, Optimisation, descend, moments, restore_moments, step
 
 
 class Boundary(NamedTuple):
@@ -69,31 +70,53 @@ class TaskFree:
         self.detector = Calibrated() if detector is None else detector
         self.reservoir = Reservoir(reservoir, seed)
         self.boundaries: list[Boundary] = []
+        self.verdict = Verdict.SAME  # on the last minibatch
         self.loss = Loss(torch.zeros(()), torch.zeros(()))  # of the last step
         self._seen, self._age = 0, 0  # minibatches in all, and of the present task
         self._held: list[Batch] = []
         self._past = copy.deepcopy(method.model).eval().requires_grad_(False)
+        # One pass can serve to look and to learn, unless the method has a loss of its own, or the pass writes on
+        # buffers, as batch norm does in training: a minibatch in doubt must leave nothing behind.
+        plain = (type(method).loss, type(method).data_loss) == (Method.loss, Method.data_loss)
+        self._shared = plain and next(method.model.buffers(), None) is None
 
     @property
-    def model(self) -> torch.nn.Module:
+    def model(self) -> nn.Module:
         """What learns."""
         return self.method.model
 
     def observe(self, x: Inputs, y: Tensor) -> Verdict:
         """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
-        verdict, admitted = self._decide(x, y)
-        self._train(admitted)
-        return verdict
+        f = outputs(self.model, x) if self._shared else None  # looked at now, and learned from if all is as ever
+        usual = not self._held
+        for batch in self.admit(x, y, None if f is None else f.detach()):
+            if f is not None and usual and self.verdict is Verdict.SAME:
+                loss = Loss(self.method.likelihood.nll(f, y).mean(), self.method.penalty())
+                self.loss = step(self.method, self.optimizer, loss, self.clip)
+            else:
+                self._descend(batch)
+        return self.verdict
 
-    def admit(self, x: Inputs, y: Tensor) -> list[Batch]:
-        """The same for a loop of one's own: returns the minibatches to train on now, none while it is unsure."""
-        return self._decide(x, y)[1]
+    def admit(self, x: Inputs, y: Tensor, f: Tensor | None = None) -> Iterator[Batch]:
+        """The same for a loop of one's own: yields the minibatches to train on now, none while it is unsure.
+
+        f: the outputs of the model at x, if they are known; this saves computing some of them.
+        """
+        self.verdict = self._examine(x, y, f)
+        self._held.append((x, y))
+        self._seen += 1
+        if self.verdict is Verdict.NEW:
+            fresh = self.detector.fresh
+            yield from self._accept(len(self._held) - fresh)
+            self._remember(Boundary(self._seen - fresh, self._seen - 1))
+        if self.verdict is not Verdict.UNSURE:
+            yield from self._accept(len(self._held))
 
     def end_task(self) -> None:
         """Learn from what is held back, and remember the task: for a boundary that is known after all."""
-        self._train(self._accept())
-        self._remember()
-        self.boundaries.append(Boundary(self._seen, self._seen))
+        for batch in self._accept(len(self._held)):
+            self._descend(batch)
+        self._remember(Boundary(self._seen, self._seen))
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything, the model's weights included, into a folder, atomically."""
@@ -138,39 +161,30 @@ class TaskFree:
             parts = iter([own[f"input.{k}"] for k in range(len(own) - 1)])
             self._held.append((inputs.assemble(structure, parts), own["labels"]))
 
-    def _decide(self, x: Inputs, y: Tensor) -> tuple[Verdict, list[Batch]]:
-        few = slice(0, self.detector.examples)
-        evidence = Evidence(self.model, self._past, self.method.likelihood, inputs.take(x, few), y[few])
+    def _examine(self, x: Inputs, y: Tensor, now: Tensor | None) -> Verdict:
+        likelihood, examples = self.method.likelihood, self.detector.examples
         armed = self._age >= self.FIRST and self.reservoir.distinct >= self.shortest
-        verdict = self.detector.examine(evidence, armed)
-        self._held.append((x, y))
-        self._seen += 1
-        if verdict is Verdict.UNSURE:
-            return verdict, []
-        if verdict is Verdict.NEW:
-            self._remember()
-            self.boundaries.append(Boundary(self._seen - len(self._held), self._seen - 1))
-        return verdict, self._accept()
+        return self.detector.examine(Evidence(self.model, self._past, likelihood, x, y, examples, now), armed)
 
-    def _accept(self) -> list[Batch]:
-        """What was held back belongs to the present task."""
-        accepted, self._held = self._held, []
-        for x, y in accepted:
+    def _accept(self, count: int) -> Iterator[Batch]:
+        """The first few of those held back belong to the present task."""
+        for _ in range(count):
+            x, y = self._held.pop(0)
             self.reservoir.add(x, y)
             self._age += 1
-        return accepted
+            yield x, y
 
-    def _remember(self) -> None:
+    def _remember(self, boundary: Boundary) -> None:
         self.method.end_task(self.reservoir.sample())
         self._past.load_state_dict(self.model.state_dict())
         self.optimizer.state.clear()
         self.detector.begin_task()
         self.reservoir.clear()
         self._age = 0
+        self.boundaries.append(boundary)
 
-    def _train(self, batches: Sequence[Batch]) -> None:
-        for x, y in batches:
-            self.loss = descend(self.method, self.optimizer, [(x, y, None)], self.clip)
+    def _descend(self, batch: Batch) -> None:
+        self.loss = descend(self.method, self.optimizer, [(*batch, None)], self.clip)
 
 
 @final

@@ -78,8 +78,12 @@ class Fit:
 
 def descend(method: Method, optimizer: torch.optim.Optimizer, batch: list[Part], clip: float | None) -> Loss:
     """One step on a minibatch; returns what it went down from."""
+    return step(method, optimizer, method.loss(batch), clip)
+
+
+def step(method: Method, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None) -> Loss:
+    """One step down a loss, whose value it returns."""
     optimizer.zero_grad()
-    loss = method.loss(batch)
     (loss.data + loss.penalty).backward()
     if clip is not None:
         nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)

@@ -74,10 +74,13 @@ def test_welch_takes_outputs_that_never_vary():
 def test_the_signals_are_what_they_say():
     model, past = networks()
     one = evidence(model, past, 6, 0)
-    p, q = (net.eval()(one.x).softmax(-1) for net in (model, past))
+    p, q = (net.eval()(one.few).softmax(-1) for net in (model, past))
     assert torch.allclose(distance(one), ((p - q) ** 2).sum(-1))
     label = p[torch.arange(6), one.y]
     assert torch.allclose(fit(one), label / (1 + label))
+    known = Evidence(model, past, Categorical(), one.few, one.y, examples=4, now=p.log())
+    assert torch.allclose(distance(known), distance(one)[:4])
+    assert torch.allclose(fit(known), fit(one))
 
 
 def test_looking_leaves_the_modes_alone():
@@ -121,10 +124,14 @@ def test_run_and_rank_are_the_best_allowed(n):
     assert run == 4 or in_a_row(n, 1, run - 1) > 5e-7
 
 
-def watched(draw, minibatches, false_alarm, **options):
+def watched(draw, minibatches, false_alarm, runs):
     """How often a calibrated detector raises an alarm on values drawn independently."""
     values = torch.zeros(1)
-    detector = Calibrated(false_alarm, signals=[lambda evidence: values], examples=None, **options)
+
+    def signal(evidence):
+        return values
+
+    detector = Calibrated(false_alarm, tests=[(signal, run) for run in runs], window=60, examples=None)
     alarms = 0
     for _ in range(minibatches):
         values[0] = draw()
@@ -134,8 +141,9 @@ def watched(draw, minibatches, false_alarm, **options):
     return alarms
 
 
+@pytest.mark.parametrize("runs", [(2,), (2, 5)])
 @pytest.mark.parametrize("name", ["normal", "cauchy", "skewed"])
-def test_false_alarms_are_as_rare_as_stated_whatever_the_tails(name):
+def test_false_alarms_are_as_rare_as_stated_whatever_the_tails(name, runs):
     chance = random.Random(0)
     draw = {
         "normal": lambda: chance.gauss(0, 1),
@@ -144,12 +152,21 @@ def test_false_alarms_are_as_rare_as_stated_whatever_the_tails(name):
     }[name]
     minibatches, false_alarm = 30_000, 2e-3
     expected = minibatches * false_alarm
-    alarms = watched(draw, minibatches, false_alarm, patience=2, window=60)
-    assert 0.3 * expected < alarms < expected + 3 * math.sqrt(expected)
+    alarms = watched(draw, minibatches, false_alarm, runs)
+    assert 0.15 * expected < alarms < expected + 3 * math.sqrt(expected)
+
+
+def itself():
+    """A detector whose evidence is the signal."""
+
+    def signal(evidence):
+        return evidence
+
+    return Calibrated(tests=[(signal, 4), (signal, 12)])
 
 
 def test_a_rise_raises_no_alarm_and_a_drop_does():
-    detector = Calibrated(signals=[lambda evidence: evidence], examples=None)
+    detector = itself()
     chance = random.Random(1)
     for step in range(400):
         assert detector.examine(torch.tensor([step / 100 + chance.gauss(0, 1)])) is not Verdict.NEW
@@ -157,8 +174,19 @@ def test_a_rise_raises_no_alarm_and_a_drop_does():
     assert verdicts == [Verdict.UNSURE] * 3 + [Verdict.NEW]
 
 
+def test_a_small_drop_takes_a_long_run_and_is_placed_where_it_began():
+    detector = itself()
+    for step in range(400):
+        assert detector.examine(torch.tensor([math.sin(step)])) is Verdict.SAME or step > 20
+    while detector._held:
+        detector.examine(torch.tensor([0.9]))
+    verdicts = [detector.examine(torch.tensor([-0.96])) for _ in range(12)]
+    assert verdicts == [Verdict.UNSURE] * 11 + [Verdict.NEW]
+    assert detector.fresh == 12
+
+
 def test_one_outlier_is_held_back_and_then_let_go():
-    detector = Calibrated(signals=[lambda evidence: evidence], examples=None)
+    detector = itself()
     for step in range(100):
         detector.examine(torch.tensor([math.sin(step)]))
     assert detector.examine(torch.tensor([-5.0])) is Verdict.UNSURE
@@ -185,8 +213,9 @@ def test_a_restored_detector_goes_on(make):
         (lambda: Welch(0.0), "threshold=0.0 is impossible"),
         (lambda: Welch(examples=1), "examples=1 of a minibatch have no variance"),
         (lambda: Calibrated(1.0), "false_alarm=1.0 is no probability"),
-        (lambda: Calibrated(patience=0), "patience=0"),
-        (lambda: Calibrated(signals=[]), "0 signals"),
+        (lambda: Calibrated(tests=[(fit, 0)]), r"runs of \[0\]"),
+        (lambda: Calibrated(tests=[]), r"runs of \[\]"),
+        (lambda: Calibrated(window=9), "a window of 9"),
     ],
 )
 def test_wrong_arguments(make, message):

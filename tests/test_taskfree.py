@@ -125,6 +125,17 @@ def test_a_loop_of_ones_own_gets_the_same_minibatches():
     assert torch.allclose(weights(one), weights(own), atol=1e-6)
 
 
+def test_a_minibatch_in_doubt_leaves_batch_statistics_alone():
+    one = learner()
+    norm = nn.BatchNorm1d(16)
+    model = nn.Sequential(one.model[0], norm, *one.model[1:])
+    two = TaskFree(FROMP(model, Categorical(), memory_size=10, jitter=1e-3), torch.optim.Adam(model.parameters(), 1e-2))
+    for x, y in stream(2):
+        before = norm.running_mean.clone()
+        verdict = two.observe(x, y)
+        assert torch.equal(before, norm.running_mean) == (verdict is Verdict.UNSURE)
+
+
 @pytest.mark.parametrize("stop", [50, PER_TASK + 2, PER_TASK + 40])  # within a task, in doubt, with a past
 def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path, stop):
     one, other = learner(), learner(seed=0)

@@ -90,6 +90,24 @@ class Experiment:
             found.append(Snapshot(task, *folder.read(path / str(task), "task")))
         return found
 
+    def trace(self, seed: int) -> "Trace | None":
+        """The detector's statistics, if the run had a detector."""
+        path = results.seed_folder(self.path, seed) / "trace"
+        if not (path / folder.MANIFEST).exists():
+            return None
+        tensors, state = folder.read(path, "trace")
+        columns = dict(zip(state["names"], tensors["values"].unbind(1), strict=True))
+        return Trace(columns, state["true"], [begins for begins, _ in state["found"]])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a detector saw at each minibatch of a run that was not told where tasks begin."""
+
+    values: dict[str, Tensor]  # by the statistic's name
+    true: list[int]
+    found: list[int]
+
 
 def find(out: Path) -> list[Experiment]:
     """The experiment in a folder, or those in its subfolders, the most accurate first."""

@@ -31,6 +31,7 @@ def render(experiments: Sequence[Experiment], out: Path) -> str:
         _comparison(learned) if several else "",
         _boundaries(learned),
         *(_charts(one, several) for one in learned),
+        *(_detection(one, several) for one in learned),
         *(_gallery(one, several) for one in learned),
         _seeds(learned) if learned else "",
         _facts(experiments),
@@ -256,6 +257,21 @@ def _costs(one: Experiment, bars: str) -> list[str]:
         said = f"A task's time over its steps, the work at its end and the tests included. {bars}"
         charts.append(_chart("Cost of a step", figures.cost(steps, "ms a step"), said, one))
     return charts
+
+
+def _detection(one: Experiment, several: bool) -> str:
+    """Where tasks were found to begin, for runs that were not told."""
+    trace = one.trace(one.middle_seed)
+    if trace is None:
+        return ""
+    note = f"Seed {one.middle_seed}: {len(trace.true)} changes, {len(trace.found)} found and marked."
+    charts = [
+        _chart(name, figures.boundaries(values.numpy(), name, trace.true, trace.found), note, one)
+        for name, values in trace.values.items()
+    ]
+    return (
+        f'<section><h2>{_of("Task boundaries", one, several)}</h2><div class="charts">{"".join(charts)}</div></section>'
+    )
 
 
 def _chart(title: str, figure: Figure, caption: str, one: Experiment | None = None) -> str:

@@ -1,0 +1,63 @@
+"""`fromp detect` says what detectors find on streams whose boundaries are known."""
+
+import json
+
+import pytest
+
+from fromp import figures, trials
+from fromp.cli import main
+from fromp.errors import FrompError
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setitem(trials.TRIALS, "small", trials.Trial("two permutations", trials._permuted, (0, 1), 150))
+
+
+def test_a_change_is_found_where_it_is():
+    found = trials.run("small", "calibrated", dataset="digits")
+    assert found["true"] == [150]
+    assert (found["shifts"], found["misses"], found["false_alarms"]) == ([0], 0, 0)
+    assert found["cost"] > 0
+
+
+@pytest.mark.parametrize("detector", trials.DETECTORS)
+def test_every_detector_runs(detector):
+    found = trials.run("small", detector, dataset="digits", share=0.2)
+    assert found["minibatches"] == 60
+
+
+def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
+    for _ in range(2):
+        trials.main(tmp_path, ["small"], ["welch"], seeds=2, dataset="digits", share=0.2)
+        monkeypatch.setattr(trials, "run", None)
+    report = json.loads((tmp_path / "small.json").read_text())
+    assert [run["seed"] for run in report["runs"]] == [0, 1]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("| two permutations | `welch` |")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--streams", "rotate"], "did you mean 'rotated'?"),
+        (["--streams", "split", "--detectors", "wlech"], "did you mean 'welch'?"),
+        (["--seeds", "0"], "--seeds 0 is impossible"),
+    ],
+)
+def test_wrong_arguments(arguments, message, tmp_path, capsys):
+    assert main(["detect", *arguments, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_river_detector_cannot_be_saved():
+    with pytest.raises(FrompError, match="cannot be saved"):
+        trials.DETECTORS["adwin"]().state()
+
+
+def test_the_figure_marks_what_was_found():
+    import numpy as np
+
+    figure = figures.boundaries(np.sin(np.arange(500.0)), "a statistic", [200, 400], [200])
+    (axes,) = figure.axes
+    assert [line.get_xdata()[0] for line in axes.lines[1:]] == [200, 400]
+    assert axes.collections[-1].get_offsets().tolist() == [[200.0, np.sin(200.0)]]
