@@ -96,7 +96,7 @@ def test_it_shows_everything_and_nests(out):
     assert "bands are one standard error" in found.text
     assert "paper: 99.9 ± 0.0 %" in found.text
     assert "epochs = 1" in found.text  # is not the benchmark's own, and so not the paper's
-    assert found.count("svg") == 5
+    assert found.count("svg") == 4
     assert found.count("img", alt="decision boundary after task 2") == 1
     assert found.count("input", type="range", max="2") == 1
     assert found.count("a", href="./results.json") == 1
@@ -137,7 +137,7 @@ def test_without_snapshots_it_says_so(out):
     found = page(out)
     assert "snapshots taken after each task are not beside" in found.text
     assert found.count("input") == 0
-    assert found.count("svg") == 5
+    assert found.count("svg") == 4
 
 
 def test_snapshots_of_another_network_are_told(out):
@@ -192,6 +192,14 @@ def test_only_what_the_contract_names_is_needed(out):
     kept = ("seed", "accuracy", "average_accuracy", "backward_transfer", "forward_transfer", "seconds")
     change(out, runs=[{name: one[name] for name in kept} for one in runs])
     assert "Accuracy matrix" in page(out).text
+
+
+def test_where_steps_were_not_counted_it_shows_the_time_of_each_task(out):
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    change(out, runs=[{name: value for name, value in one.items() if name != "task_steps"} for one in runs])
+    found = page(out)
+    assert "Cost of a step" not in found.text
+    assert found.count("svg", **{"aria-label": "Time of fromp"}) == 1
 
 
 def test_an_image_benchmark_shows_what_is_remembered(out):

@@ -236,27 +236,24 @@ def _charts(one: Experiment, several: bool) -> str:
             lost = f"Best accuracy a task ever had, minus its last. {bars}"
             charts.append(_chart("Forgetting", figures.forgetting(matrices), lost, one))
     if not several:
-        charts += _costs(one, bars)
+        charts += _cost(one, bars)
     return f'<section><h2>{_of("Accuracy", one, several)}</h2><div class="charts">{"".join(charts)}</div></section>'
 
 
-def _costs(one: Experiment, bars: str) -> list[str]:
-    """How long each task took, and, if the steps were counted, one of them, what comes after the task included."""
+def _cost(one: Experiment, bars: str) -> list[str]:
+    """What a step of each task took or, where steps were not counted, the task; nothing where it was not timed."""
     num_tasks = len(one.matrices[0])
     timed = [run for run in one.shown if len(run.get("task_seconds", [])) == num_tasks]
     counted = [run for run in timed if len(run.get("task_steps", [])) == num_tasks and all(run["task_steps"])]
-    charts = []
-    if timed:
-        times = [run["task_seconds"] for run in timed]
-        charts.append(_chart("Time", figures.cost(times, "seconds to learn it"), bars, one))
     if counted:
         steps = [
             [1e3 * seconds / steps for seconds, steps in zip(run["task_seconds"], run["task_steps"], strict=True)]
             for run in counted
         ]
         said = f"A task's time over its steps, the work at its end and the tests included. {bars}"
-        charts.append(_chart("Cost of a step", figures.cost(steps, "ms a step"), said, one))
-    return charts
+        return [_chart("Cost of a step", figures.cost(steps, "ms a step"), said, one)]
+    times = [run["task_seconds"] for run in timed]
+    return [_chart("Time", figures.cost(times, "seconds to learn it"), bars, one)] if times else []
 
 
 def _detection(one: Experiment, several: bool) -> str:

@@ -64,9 +64,10 @@ class Runs:
             changes["memory"] = max(small.memory // 5, small.memory * changes["memory"] // large.memory)
         if "joint_from" in changes:
             changes["joint_from"] = small.tasks
-        changes |= {"epochs": max(1, small.epochs // SHORTER), "lr": LARGER * small.lr}
+        most = 2 * BENCHMARKS[benchmark].settings.epochs  # VCL has several times as many, which takes minutes
+        changes |= {"epochs": max(1, min(small.epochs, most) // SHORTER), "lr": LARGER * small.lr}
         if small.coreset_epochs:
-            changes["coreset_epochs"] = max(1, small.coreset_epochs // SHORTER)
+            changes["coreset_epochs"] = max(1, min(small.coreset_epochs, most) // SHORTER)
         seeds = max(min(self.seeds // 2, FEWER_SEEDS), self.pictures, 1)
         return replace(self, benchmark=benchmark, changes=changes, seeds=seeds)
 
