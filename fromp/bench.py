@@ -364,13 +364,13 @@ def table(report: dict[str, Any]) -> str:
         f"| {row['kernel_ratio']:.1f} x ({row['seconds']['kernel']:.2f} s) |"
         for row in report["curvature"]
     ]
-    methods = report["methods"]
-    lines += ["", f"| {methods['past_tasks']} past tasks of {methods['points']} points, mlp | step / `finetune` |"]
-    lines += ["|---|---:|"]
-    lines += [
-        f"| `{name}` | {ratio:.2f} x ({1e3 * methods['seconds'][name]:.2f} ms) |"
-        for name, ratio in methods["ratio"].items()
-    ]
+    if methods := report.get("methods"):  # a report from before they were measured has none
+        lines += ["", f"| {methods['past_tasks']} past tasks of {methods['points']} points, mlp | step / `finetune` |"]
+        lines += ["|---|---:|"]
+        lines += [
+            f"| `{name}` | {ratio:.2f} x ({1e3 * methods['seconds'][name]:.2f} ms) |"
+            for name, ratio in methods["ratio"].items()
+        ]
     engine = report["engine"]
     lines += ["", f"A whole `finetune` run takes {engine['ratio']:.2f} x a loop written by hand on the same tensors."]
     lines += ["", "| growth of peak memory, MB | " + " | ".join(CASES) + " |", "|---|" + "---:|" * len(CASES)]
