@@ -217,7 +217,7 @@ class Calibrated(Detector):
         *,
         tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 12)),
         window: int = 250,
-        examples: int | None = 64,
+        examples: int | None = 32,
     ) -> None:
         if not 0 < false_alarm < 1:
             raise FrompError(f"false_alarm={false_alarm} is no probability; it must be in (0, 1), such as 1e-6.")

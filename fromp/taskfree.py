@@ -79,6 +79,7 @@ class TaskFree:
         # buffers, as batch norm does in training: a minibatch in doubt must leave nothing behind.
         plain = (type(method).loss, type(method).data_loss) == (Method.loss, Method.data_loss)
         self._shared = plain and next(method.model.buffers(), None) is None
+        self._first: Tensor | None = None  # f of the first minibatch held back: the weights are still those
 
     @property
     def model(self) -> nn.Module:
@@ -87,14 +88,11 @@ class TaskFree:
 
     def observe(self, x: Inputs, y: Tensor) -> Verdict:
         """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
-        f = outputs(self.model, x) if self._shared else None  # looked at now, and learned from if all is as ever
-        usual = not self._held
+        f = outputs(self.model, x) if self._shared else None
+        if not self._held:
+            self._first = f
         for batch in self.admit(x, y, None if f is None else f.detach()):
-            if f is not None and usual and self.verdict is Verdict.SAME:
-                loss = Loss(self.method.likelihood.nll(f, y).mean(), self.method.penalty())
-                self.loss = step(self.method, self.optimizer, loss, self.clip)
-            else:
-                self._descend(batch)
+            self._descend(batch)
         return self.verdict
 
     def admit(self, x: Inputs, y: Tensor, f: Tensor | None = None) -> Iterator[Batch]:
@@ -155,7 +153,7 @@ class TaskFree:
         self._past.load_state_dict(under(tensors, "past."))
         restore_moments(self.optimizer, under(tensors, "optimizer."))
         self.detector.restore(state["detector"])
-        self._held = []
+        self._held, self._first = [], None
         for place, structure in enumerate(state["held"]):
             own = under(tensors, f"held.{place}.")
             parts = iter([own[f"input.{k}"] for k in range(len(own) - 1)])
@@ -184,7 +182,12 @@ class TaskFree:
         self.boundaries.append(boundary)
 
     def _descend(self, batch: Batch) -> None:
-        self.loss = descend(self.method, self.optimizer, [(*batch, None)], self.clip)
+        f, self._first = self._first, None
+        if f is None:
+            self.loss = descend(self.method, self.optimizer, [(*batch, None)], self.clip)
+        else:
+            loss = Loss(self.method.likelihood.nll(f, batch[1]).mean(), self.method.penalty())
+            self.loss = step(self.method, self.optimizer, loss, self.clip)
 
 
 @final
