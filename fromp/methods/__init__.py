@@ -9,7 +9,7 @@ from torch import nn
 from fromp.likelihoods import Likelihood
 from fromp.memory import Score, memorability, random_score
 from fromp.methods.base import Method
-from fromp.methods.coresets import MemorableCoreset, RandomCoreset
+from fromp.methods.coresets import Coreset, MemorableCoreset, RandomCoreset
 from fromp.methods.frcl import FRCL
 from fromp.methods.fromp import FROMP
 from fromp.methods.functional_l2 import FunctionalL2
@@ -48,38 +48,23 @@ def _fromp(kernel: type[Kernel], score: Score) -> Callable[..., Method]:
     return build
 
 
-def _vcl(model: nn.Module, likelihood: Likelihood, prior_precision: float, initial_deviation: float, seed: int) -> VCL:
-    return VCL(model, likelihood, prior_precision, initial_deviation, seed)
+def _vcl(choose: Callable[..., Coreset | None]) -> Callable[..., Method]:
+    def build(
+        model: nn.Module,
+        likelihood: Likelihood,
+        prior_precision: float,
+        initial_deviation: float,
+        memory: int,
+        coreset_epochs: int,
+        batch_size: int,
+        lr: float,
+        base: Any,
+        seed: int,
+    ) -> Method:
+        coreset = choose(model, likelihood, memory, base, seed)
+        return VCL(model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr)
 
-
-def _vcl_coreset(
-    model: nn.Module,
-    likelihood: Likelihood,
-    prior_precision: float,
-    initial_deviation: float,
-    memory: int,
-    coreset_epochs: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-) -> VCL:
-    coreset = RandomCoreset(likelihood, memory, seed)
-    return VCL(model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr)
-
-
-def _vcl_memorable(
-    model: nn.Module,
-    likelihood: Likelihood,
-    prior_precision: float,
-    initial_deviation: float,
-    coreset_epochs: int,
-    batch_size: int,
-    lr: float,
-    base: Any,
-    seed: int,
-) -> VCL:
-    coreset = MemorableCoreset(model, likelihood, base, seed)
-    return VCL(model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr)
+    return build
 
 
 def _frcl_random(
@@ -129,16 +114,19 @@ METHODS: dict[str, Entry] = {
     ),
     "si": Entry(SI, "Zenke et al. 2017", "an importance a weight, the last weights", "a few passes over the weights"),
     "vcl": Entry(
-        _vcl, "Nguyen et al. 2018, Swaroop et al. 2019", "a mean and a deviation a weight", "twice the maps, and a KL"
+        _vcl(lambda *_: None),
+        "Nguyen et al. 2018, Swaroop et al. 2019",
+        "a mean and a deviation a weight",
+        "twice the maps, and a KL",
     ),
     "vcl-coreset": Entry(
-        _vcl_coreset,
+        _vcl(lambda model, likelihood, memory, base, seed: RandomCoreset(likelihood, memory, seed)),
         "Nguyen et al. 2018, Swaroop et al. 2019",
         "a mean and a deviation a weight, random points",
         "twice the maps, and a KL; the coreset before each test",
     ),
     "vcl-memorable": Entry(
-        _vcl_memorable,
+        _vcl(lambda model, likelihood, memory, base, seed: MemorableCoreset(model, likelihood, base, seed)),
         "Pan et al. 2020",
         "a mean and a deviation a weight, FROMP's points",
         "twice the maps, and a KL; the coreset before each test; a run of FROMP",

@@ -14,7 +14,7 @@ from fromp.examples import Examples, SomeExamples, as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, pack, unpack
-from fromp.methods.base import Loss, Method, Part, Training, under
+from fromp.methods.base import Method, Part, Training, under
 from fromp.methods.coresets import Coreset
 from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
 from fromp.tape import Tape
@@ -101,9 +101,6 @@ class VCL(Method):
             self.likelihood.nll(self._sample(self._posterior(), x, head, self._noise), y).sum() for x, y, head in batch
         ]
         return torch.stack(nlls).sum() / total
-
-    def loss(self, batch: Sequence[Part]) -> Loss:
-        return Loss(self.data_loss(batch), self.penalty())
 
     def penalty(self) -> Tensor:
         kept = {name: 1 - mask for name, mask in self._elsewhere.items()}
