@@ -54,6 +54,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_options(compare)
     compare.set_defaults(command=_compare)
 
+    tune = commands.add_parser(
+        "tune", help="try settings on held-out training data", description="Try settings on held-out training data."
+    )
+    tune.add_argument("benchmark", metavar="BENCHMARK")
+    tune.add_argument("--method", default="fromp", metavar="NAME", help="default: fromp")
+    tune.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="KEY=V1,V2",
+        help="values of a setting; repeated, every combination is tried",
+    )
+    _add_run_options(tune)
+    tune.set_defaults(command=_tune)
+
     reproduce = commands.add_parser(
         "reproduce",
         help="list the paper's tables and figures, or run and render one",
@@ -164,6 +179,16 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tune(options: argparse.Namespace) -> int:
+    from fromp import tuning
+    from fromp.progress import console
+
+    plans = tuning.candidates(_plan(options, options.method), dict(map(tuning.parse_values, options.grid)))
+    out = options.out or Path("runs") / f"{options.benchmark}-{options.method}-tuning"
+    options.first_task = options.first_task or out / "first-task"
+    return tuning.tune(plans, _seeds(options), out, _manner(options), console())
+
+
 def _plan(options: argparse.Namespace, method: str) -> Any:
     from fromp.experiments import choose, parse_setting, settings_for
     from fromp.methods import METHODS
@@ -178,18 +203,26 @@ def _plan(options: argparse.Namespace, method: str) -> Any:
 
 
 def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
-    from fromp.jobs import Manner, learn
+    from fromp.jobs import learn
     from fromp.progress import console
 
+    return learn(plan, _seeds(options), out, _manner(options), console())
+
+
+def _seeds(options: argparse.Namespace) -> list[int]:
     if options.seeds is not None and options.seeds < 1:
         raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
     if options.seed is not None and not 0 <= options.seed < 2**32:
         raise FrompError(f"--seed {options.seed} is impossible; use 0 to {2**32 - 1}.")
-    seeds = list(range(options.seeds)) if options.seeds else [options.seed or 0]
-    manner = Manner(
+    return list(range(options.seeds)) if options.seeds else [options.seed or 0]
+
+
+def _manner(options: argparse.Namespace) -> Any:
+    from fromp.jobs import Manner
+
+    return Manner(
         options.jobs, options.quiet, options.checkpoint_seconds, options.first_task, options.tensorboard, options.ray
     )
-    return learn(plan, seeds, out, manner, console())
 
 
 def _finish(out: Path, console: Any) -> None:

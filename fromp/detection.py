@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, TypeAlias, final
+from typing import Any, ClassVar, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -159,29 +159,44 @@ class Welch(Detector):
         super().__init__(examples)
 
     def begin_task(self) -> None:
-        self._last: tuple[Tensor, Tensor] | None = None
+        self._last: Moments | None = None
 
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
         squares = squared_differences(evidence).double()
-        variance, mean = torch.var_mean(squares, 0)
-        error = variance / len(squares)
-        t = 0.0 if self._last is None else float(welch(self._last, (mean, error)).mean())
-        self._last = mean, error
+        deviation, mean = torch.std_mean(squares, 0)
+        now = Moments(mean.tolist(), deviation.tolist(), len(squares))
+        t = 0.0 if self._last is None else welch(self._last, now)
+        self._last = now
         self.values = float(mean.sum()), t
         return Verdict.NEW if armed and t > self.threshold else Verdict.SAME
 
     def state(self) -> dict[str, Any]:
-        return {"last": None if self._last is None else [part.tolist() for part in self._last]}
+        return {"last": self._last}
 
     def restore(self, state: dict[str, Any]) -> None:
-        last = [torch.tensor(part, dtype=torch.double) for part in state["last"] or ()]
-        self._last = (last[0], last[1]) if last else None
+        self._last = None if state["last"] is None else Moments(*state["last"])
 
 
-def welch(before: tuple[Tensor, Tensor], now: tuple[Tensor, Tensor]) -> Tensor:
-    """Welch's t for each output, from the means and their squared standard errors; 0 where nothing varies: (c,)."""
-    drop = before[0] - now[0]
-    return torch.where(drop == 0, 0.0, drop / (before[1] + now[1]).sqrt())
+class Moments(NamedTuple):
+    """Of a minibatch's values, for each output."""
+
+    mean: list[float]
+    deviation: list[float]
+    examples: int
+
+
+def welch(before: Moments, now: Moments) -> float:
+    """Welch's t, averaged over outputs; 0 for an output that never varies."""
+    try:
+        import numpy as np
+        from scipy.stats import ttest_ind_from_stats
+    except ImportError as error:
+        raise FrompError(
+            "Welch's t comes from scipy, which is not installed; pip install fromp[experiments]."
+        ) from error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = ttest_ind_from_stats(*before, *now, equal_var=False).statistic
+    return float(np.where(np.equal(before.mean, now.mean), 0.0, t).mean())
 
 
 @final

@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fromp import bench, folder, paper, trials
 from fromp.errors import FrompError
-from fromp.experiments import BENCHMARKS
+from fromp.experiments import BENCHMARKS, as_text
 from fromp.methods import METHODS
 from fromp.report.experiment import Experiment, find
 from fromp.reproduction import EXHIBITS, Kept, Runs, tables
@@ -133,11 +132,13 @@ def _selection(name: str) -> Callable[[Path], str]:
     """The runs that a benchmark's settings were chosen by."""
 
     def block(results: Path) -> str:
-        tried = [path.parent for path in sorted((results / name / "selection").glob("*/results.json"))]
+        place = results / name / "selection"
+        tried = [path.parent for path in sorted(place.rglob("results.json"))]
         if not tried:
             return "Nothing of the choice has been kept."
         columns = {title: column for title, column in COLUMNS.items() if title != "paper"}
-        return _table([_row(f"`{path.name}`", name, path.name, path) for path in tried], columns)
+        rows = [_row(f"`{path.relative_to(place)}`", name, path.name, path) for path in tried]
+        return _table(rows, columns)
 
     return block
 
@@ -150,7 +151,7 @@ def _against(exhibit: str, setting: str, title: str) -> Callable[[Path], str]:
         cells = {(getattr(runs.settings, setting), runs.method): _cell(kept, runs) for runs in needed}
         methods = list(dict.fromkeys(method for _, method in cells))
         rows = [
-            [_plain(value), *(cells.get((value, method), "") for method in methods)]
+            [as_text(value), *(cells.get((value, method), "") for method in methods)]
             for value in sorted({value for value, _ in cells})
         ]
         return tables.Table([title, *(f"`{method}`" for method in methods)], rows).markdown()
@@ -197,7 +198,7 @@ def _settings(results: Path) -> str:
     lines = ["| benchmark | " + " | ".join(f"`{name}`" for name in names) + " |", "|---|" + "---:|" * len(names)]
     for benchmark in ("toy", "split-mnist", "permuted-mnist", "split-cifar"):
         preset = BENCHMARKS[benchmark].settings
-        lines.append(f"| `{benchmark}` | " + " | ".join(_plain(getattr(preset, name)) for name in names) + " |")
+        lines.append(f"| `{benchmark}` | " + " | ".join(as_text(getattr(preset, name)) for name in names) + " |")
     return "\n".join(lines)
 
 
@@ -309,13 +310,7 @@ def _number(summary: dict[str, float] | None) -> str:
 def _changed(experiment: Experiment | None) -> str:
     if experiment is None or not experiment.summary:
         return ""
-    return ", ".join(f"`{name}={_plain(experiment.settings[name])}`" for name in experiment.changed())
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return ", ".join(f"`{name}={as_text(experiment.settings[name])}`" for name in experiment.changed())
 
 
 if __name__ == "__main__":

@@ -296,5 +296,12 @@ def as_json(settings: Settings) -> dict[str, Any]:
     return asdict(settings)
 
 
+def as_text(value: Any) -> str:
+    """A setting's value as one would write it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def _example(key: str) -> Any:
     return getattr(PERMUTED_MNIST, key)

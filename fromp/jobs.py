@@ -53,7 +53,7 @@ def learn(plan: Plan, seeds: list[int], out: Path, manner: Manner, console: Cons
     """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
     with _working_in(out):
         _check_plan(plan, out)
-        left = [seed for seed in seeds if not _done(out, seed)]
+        left = [seed for seed in seeds if not done(out, seed)]
         if not manner.quiet:
             already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
             what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
@@ -172,7 +172,8 @@ def _learn_one(manner: Manner, job: Job) -> int:
     return 0
 
 
-def _done(out: Path, seed: int) -> bool:
+def done(out: Path, seed: int) -> bool:
+    """Whether every task of the seed has been learned."""
     path = results.seed_folder(out, seed) / "run.json"
     if not path.exists():
         return False

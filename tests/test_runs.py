@@ -208,6 +208,22 @@ def test_comparing_gives_forward_transfer(tmp_path):
     assert len((tmp_path / "finetune" / "accuracy.csv").read_text().splitlines()) == 1 + 3
 
 
+def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, capsys):
+    arguments = ["tune", *SHORT, "--grid", "tau=0.1,10", "--grid", "lr=0.01,0.0001", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ tau")]
+    found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/results.json")}
+    assert set(found) == {f"tau-{tau}-lr-{lr}" for tau in ("0.1", "10") for lr in ("0.01", "0.0001")}
+    assert all(one["settings"]["validation"] == 0.1 for one in found.values())
+    best = sorted(found, key=lambda name: -found[name]["summary"]["average_accuracy"]["mean"])
+    assert found[best[0]]["summary"]["average_accuracy"] != found[best[-1]]["summary"]["average_accuracy"]
+    assert best[0] in lines[0]
+    assert best[-1] in lines[-1]
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/seeds/*/run.json")}
+    assert main(arguments) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in before}  # nothing is learned again
+
+
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).learn(lambda moment: None)
     other = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 3}))
