@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fromp import figures, folder, gp
 from fromp.curvature import ggn_diagonal
@@ -24,7 +25,7 @@ from fromp.data.images import Images
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, Benchmark, settings_for
 from fromp.likelihoods import Categorical
-from fromp.memory import Memory
+from fromp.memory import Memory, assess, memorability
 from fromp.methods import METHODS
 from fromp.methods.base import Method, Part
 from fromp.methods.fromp import PASS_BYTES
@@ -78,7 +79,7 @@ SETTINGS: dict[str, Callable[[], Setting]] = {
     "cnn": lambda: Setting("cnn", 256, (3, 32, 32), lambda: cifar_cnn(CLASSES)),
 }
 THREADS = {"mlp": 1, "cnn": torch.get_num_threads()}
-PAST_TASKS = {"mlp": (1, 3, 5, 9, 20), "cnn": (1, 3, 5)}
+PAST_TASKS = {"mlp": (1, 3, 5, 9, 20), "cnn": (1, 2, 3, 4, 5)}
 
 
 def main(out: Path, quick: bool = False) -> dict[str, Any]:
@@ -90,6 +91,9 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
         repetitions = 3 if quick else {"mlp": 40, "cnn": 7}[name]
         report["steps"] += step_costs(name, tasks, repetitions)
         report["curvature"].append(curvature_costs(name, 2 if quick else 5))
+    report["profile"] = profile(1 if quick else 3)
+    if not quick:
+        report["split_cifar"] = split_cifar_cost(report["steps"], report["curvature"])
     torch.set_num_threads(1)
     report["methods"] = method_costs(3 if quick else 40)
     report["engine"] = engine_cost(2 if quick else 5)
@@ -162,6 +166,7 @@ def curvature_costs(name: str, repetitions: int) -> dict[str, Any]:
     data = TensorExamples(x, y)
     seconds = interleaved(
         {
+            "scores": lambda: assess(setting.model, data, Categorical(), setting.generator, None, memorability),
             "backward": lambda: _plain_backwards(setting.model, x),
             "ggn": lambda: ggn_diagonal(setting.model, names, data, Categorical()),
             "backward of memory": lambda: _plain_backwards(setting.model, memory),
@@ -175,6 +180,72 @@ def curvature_costs(name: str, repetitions: int) -> dict[str, Any]:
         "seconds": seconds,
         "ggn_ratio": seconds["ggn"] / seconds["backward"],
         "kernel_ratio": seconds["kernel"] / seconds["backward of memory"],
+    }
+
+
+def split_cifar_cost(steps: list[dict[str, Any]], curvature: list[dict[str, Any]]) -> dict[str, Any]:
+    """A whole run of FROMP on Split CIFAR against plain training on as many images, memory's included.
+
+    Put together from the parts measured in this run: the steps of each task, the scores, the GGN and the kernels.
+    """
+    settings = BENCHMARKS["split-cifar"].settings
+    rows = {row["past_tasks"]: row["seconds"] for row in steps if row["network"] == "cnn"}
+    (once,) = [row for row in curvature if row["network"] == "cnn"]
+    batch = settings.batch_size
+    plain = statistics.median(seconds["plain"] / (batch + past * POINTS) for past, seconds in rows.items())
+    images, stepping, ending = 0, 0.0, 0.0
+    for past in range(settings.tasks):
+        examples = 5_000 if past else 50_000
+        count = settings.epochs * -(-examples // batch)
+        images += count * (batch + past * POINTS)
+        stepping += count * (rows[past]["fromp"] if past else batch * plain)
+        ending += examples / once["examples"] * (once["seconds"]["scores"] + once["seconds"]["ggn"])
+        ending += (past + 1) * once["seconds"]["kernel"]
+    return {"images": images, "steps": stepping, "ends": ending, "ratio": images * plain / (stepping + ending)}
+
+
+# The operators of a step on the CNN, by what they are for; the first whose name occurs in the operator's counts.
+OPERATORS = {
+    "convolutions": ("convolution",),
+    "linear layers": ("addmm", "aten::mm"),
+    "K^-1 (m - m0)": ("bmm", "baddbmm"),
+    "Adam": ("adam",),
+    "dropout": ("dropout", "bernoulli"),
+    "pooling": ("max_pool",),
+    "ReLU": ("clamp", "relu", "threshold"),
+}
+
+
+def profile(repetitions: int) -> dict[str, Any]:
+    """Where the time of a step on the CNN with five past tasks goes, and how near it is to a matrix product's rate."""
+    setting, past = SETTINGS["cnn"](), 5
+    prior = setting.prior(past)
+    x, y = setting.images(setting.batch_size), setting.labels(setting.batch_size)
+    square = torch.rand(2048, 2048, generator=setting.generator)
+
+    def step() -> None:
+        _fromp_step(setting, x, y, prior, None)
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    seconds = interleaved({"step": step, "product": lambda: square @ square}, 2 * repetitions + 1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(repetitions):
+            step()
+    spent = dict.fromkeys([*OPERATORS, "the rest"], 0.0)
+    for event in profiler.key_averages():
+        matching = (kind for kind, parts in OPERATORS.items() if any(part in event.key.lower() for part in parts))
+        spent[next(matching, "the rest")] += event.self_cpu_time_total
+    flops = counter.get_flop_counts()["Global"]
+    convolutions = sum(count for operator, count in flops.items() if "convolution" in str(operator))
+    return {
+        "past_tasks": past,
+        "share": {kind: time / sum(spent.values()) for kind, time in spent.items()},
+        "gflop": sum(flops.values()) / 1e9,
+        "gflop_convolutions": convolutions / 1e9,
+        "gflops": sum(flops.values()) / 1e9 / seconds["step"],
+        "gflops_product": 2 * 2048**3 / 1e9 / seconds["product"],
+        "seconds": seconds,
     }
 
 
@@ -370,6 +441,23 @@ def table(report: dict[str, Any]) -> str:
         lines += [
             f"| `{name}` | {ratio:.2f} x ({1e3 * methods['seconds'][name]:.2f} ms) |"
             for name, ratio in methods["ratio"].items()
+        ]
+    if found := report.get("profile"):
+        lines += ["", f"| a step of the cnn with {found['past_tasks']} past tasks | share of its time |", "|---|---:|"]
+        lines += [f"| {kind} | {100 * share:.1f} % |" for kind, share in found["share"].items()]
+        rate, limit = found["gflops"], found["gflops_product"]
+        lines += [
+            "",
+            f"It is {found['gflop']:.0f} billion operations, {found['gflop_convolutions']:.0f} of them convolutions', at "
+            f"{rate:.0f} billion a second. A product of two large matrices, the most that these cores can do, runs "
+            f"at {limit:.0f}: the step takes {limit / rate:.1f} times what its arithmetic alone would.",
+        ]
+    if found := report.get("split_cifar"):
+        lines += [
+            "",
+            f"A whole run of FROMP on Split CIFAR sees {found['images'] / 1e6:.1f} million images, those of memory "
+            f"included, at {found['ratio']:.2f} x the images per second of plain training: {found['steps'] / 60:.0f} "
+            f"minutes in steps, {found['ends'] / 60:.0f} at the ends of tasks.",
         ]
     engine = report["engine"]
     lines += ["", f"A whole `finetune` run takes {engine['ratio']:.2f} x a loop written by hand on the same tensors."]
