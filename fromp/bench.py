@@ -448,8 +448,8 @@ def table(report: dict[str, Any]) -> str:
         rate, limit = found["gflops"], found["gflops_product"]
         lines += [
             "",
-            f"It is {found['gflop']:.0f} billion operations, {found['gflop_convolutions']:.0f} of them convolutions', at "
-            f"{rate:.0f} billion a second. A product of two large matrices, the most that these cores can do, runs "
+            f"It is {found['gflop']:.0f} billion operations, {found['gflop_convolutions']:.0f} of them convolutions', "
+            f"at {rate:.0f} billion a second. A product of two large matrices, the most that these cores can do, runs "
             f"at {limit:.0f}: the step takes {limit / rate:.1f} times what its arithmetic alone would.",
         ]
     if found := report.get("split_cifar"):
