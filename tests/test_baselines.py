@@ -13,6 +13,7 @@ from fromp import FROMP, Categorical, Gaussian
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, settings_for
 from fromp.memory import random_score
+from fromp.methods import vcl
 from fromp.methods.coresets import MemorableCoreset, RandomCoreset
 from fromp.methods.functional_l2 import FunctionalL2
 from fromp.methods.quadratic import DLP, EWC
@@ -266,6 +267,23 @@ def test_vcl_finds_the_exact_diagonal_posterior_of_a_linear_gaussian_model():
         torch.testing.assert_close(
             method.log_deviation["weight"].detach().exp().flatten(), now.diag().rsqrt(), rtol=0.06, atol=0
         )
+
+
+def test_vcl_predicts_with_the_mean_over_sampled_weights(monkeypatch):
+    monkeypatch.setattr(vcl, "TEST_SAMPLES", 4000)
+    model = network()
+    method = VCL(model, Categorical(), prior_precision=1.0, initial_deviation=0.8, seed=0)
+    method.end_task(data(0), HEADS[0])
+    x, _ = data(0)
+    with torch.no_grad():
+        found = method.predict_outputs(x, HEADS[0], 0)
+        drawn = [
+            {name: w + 0.8 * torch.randn(w.shape).double() for name, w in model.named_parameters()} for _ in range(4000)
+        ]
+        each = torch.stack([torch.func.functional_call(model, weights, (x,))[:, :2].softmax(-1) for weights in drawn])
+        at_the_mean = model(x)[:, :2].softmax(-1)
+    assert (found - each.mean(0)).abs().max() < 0.03
+    assert (found - at_the_mean).abs().max() > 0.1
 
 
 def test_vcl_leaves_the_heads_of_other_tasks_alone():
