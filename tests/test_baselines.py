@@ -327,7 +327,7 @@ def test_a_coreset_is_withheld_and_refined_before_a_test():
 def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
     base = replace(settings_for("toy", {}), epochs=1)
     stream, model = BENCHMARKS["toy"].make(base, 3)
-    coreset = MemorableCoreset(model, Categorical(), base, seed=11)
+    coreset = MemorableCoreset(model, Categorical(), base.memory, base, seed=11)
     _, other = BENCHMARKS["toy"].make(base, 3)
     fromp = FROMP(other, Categorical(), base.tau, base.memory, base.prior_precision, base.jitter)
     for place in range(2):

@@ -126,7 +126,7 @@ METHODS: dict[str, Entry] = {
         "twice the maps, and a KL; the coreset before each test",
     ),
     "vcl-memorable": Entry(
-        _vcl(lambda model, likelihood, memory, base, seed: MemorableCoreset(model, likelihood, base, seed)),
+        _vcl(lambda model, likelihood, memory, base, seed: MemorableCoreset(model, likelihood, memory, base, seed)),
         "Pan et al. 2020",
         "a mean and a deviation a weight, FROMP's points",
         "twice the maps, and a KL; the coreset before each test; a run of FROMP",

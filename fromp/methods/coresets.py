@@ -52,14 +52,13 @@ class RandomCoreset(Coreset):
 class MemorableCoreset(Coreset):
     """The memorable past of an independent run of FROMP, which learns each task just before.
 
-    base: the settings that FROMP has on this benchmark.
+    base: the settings that FROMP has on this benchmark. size: points of each task.
     """
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood, base: Any, seed: int) -> None:
-        self._base, self._seed = base, seed
-        self._fromp = FROMP(
-            deepcopy(model), likelihood, base.tau, base.memory, base.prior_precision, base.jitter, seed=seed
-        )
+    def __init__(self, model: nn.Module, likelihood: Likelihood, size: int, base: Any, seed: int) -> None:
+        self._base, self._size, self._seed = base, size, seed
+        tau = base.tau * base.memory / size  # as for fewer memorable points
+        self._fromp = FROMP(deepcopy(model), likelihood, tau, size, base.prior_precision, base.jitter, seed=seed)
         self._kept = self._next = self._present()
 
     def choose(self, examples: Examples, head: Head, task: int) -> Tensor:
@@ -73,7 +72,7 @@ class MemorableCoreset(Coreset):
         scores, classes = assess(fromp.model, examples, fromp.likelihood, torch.Generator(), head, fromp.score)
         fromp.end_task(examples, head)
         self._next = self._present()
-        return per_class(scores, classes, self._base.memory)
+        return per_class(scores, classes, self._size)
 
     def keep(self) -> None:
         self._kept = self._next

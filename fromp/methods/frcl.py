@@ -25,6 +25,8 @@ from fromp.memory import assess, pack, random_score, remember, top, unpack
 from fromp.methods.base import Method, Part, Training, under
 from fromp.model import Head, as_head, check_head, detached, device_of, evaluating, outputs, trainable
 
+TEST_DRAWS = 20
+
 
 class Marginals(NamedTuple):
     """q(f_c(x)) at each example and output: its mean and its variance, both (b, c)."""
@@ -233,14 +235,18 @@ class FRCL(Method):
             phi = self.features(x)
             if task == self.task:
                 return _marginals(phi, self.mean, self.factor.tril())
-            covariance = self.layer.covariance_of_weights(*self._remembered(task))
+            remembered = self._remembered(task)
+            mean = phi.double() @ self.layer.mean_of_weights(*remembered).T
+            covariance = self.layer.covariance_of_weights(*remembered)
             variance = torch.einsum("bw,cwv,bv->bc", phi.double(), covariance, phi.double())
-            return Marginals(self.predict_outputs(x, None, task), variance.to(phi.dtype))
+            return Marginals(mean.to(phi.dtype), variance.clamp_min(0).to(phi.dtype))
 
     def predict_outputs(self, x: Inputs, head: Head, task: int) -> Tensor:
-        with evaluating(self.model), torch.no_grad():
-            mean = self.mean if task == self.task else self.layer.mean_of_weights(*self._remembered(task))
-            return self.features(x) @ mean.T.to(self.mean.dtype)
+        """The mean prediction over draws of f: (b, c)."""
+        mean, variance = self.predict(x, task)
+        noise = torch.Generator().manual_seed(0)
+        draws = (torch.randn(mean.shape, generator=noise, dtype=mean.dtype).to(mean) for _ in range(TEST_DRAWS))
+        return torch.stack([self.likelihood.mean(mean + variance.sqrt() * draw) for draw in draws]).mean(0)
 
     def features(self, x: Inputs) -> Tensor:
         """phi(x): what the model gives to its last layer, and a constant 1: (b, w)."""

@@ -39,7 +39,7 @@ class Quadratic(Method):
         total = ggn_diagonal(self.model, names, examples, self.likelihood, as_head(head))
         weights = dict(self.model.named_parameters())
         for name in names:
-            self._add(name, total[name] / len(examples), weights[name].detach().clone())
+            self._add(name, total[name] / (len(examples) * examples.weight), weights[name].detach().clone())
 
     @abstractmethod
     def _add(self, name: str, fisher: Tensor, weight: Tensor) -> None:

@@ -19,7 +19,7 @@ from fromp.methods.coresets import Coreset
 from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
 from fromp.tape import Tape
 
-TEST_SAMPLES = 10
+TEST_SAMPLES = 20
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
 
 _AFFINE: tuple[Callable, ...] = (F.linear, F.conv1d, F.conv2d, F.conv3d)
@@ -30,9 +30,10 @@ class VCL(Method):
     """E_q[mean nll] + KL(q_t || q_(t-1)) / N, q_t(w) = prod_w N(mean_w, deviation_w^2) (Nguyen et al. 2018, Eq. 4).
 
     As improved by Swaroop et al. 2019: outputs of linear maps and convolutions are sampled instead of their weights
-    (local reparameterisation), and the deviations start small. Weights used in any other way are sampled themselves.
-    The means are the model's own weights. A weight that only other heads use is left out of the KL, and so stays
-    as it was until its own head is trained.
+    (local reparameterisation), and each task starts from small deviations around the model's initial weights: in the
+    last posterior, weights that were of no use are as wide as the prior, and would drown the new data in noise. Weights
+    used in any other way are sampled themselves. The means are the model's own weights. A weight that only other heads
+    use is left out of the KL, and so stays as it was until its own head is trained.
 
     With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
     tasks is refined on them, head by head, and put back afterwards.
@@ -58,6 +59,7 @@ class VCL(Method):
         self.log_deviation = {
             name: torch.full_like(w, math.log(initial_deviation), requires_grad=True) for name, w in weights.items()
         }
+        self._start = self._posterior().copies()
         self.prior = Gaussians(
             {name: torch.zeros_like(w, requires_grad=False) for name, w in weights.items()},
             {
@@ -81,6 +83,7 @@ class VCL(Method):
         x = inputs.move(x, device_of(self.model))
         self._elsewhere = self._of_other_heads(x, head)
         self._sampled = self._not_affine(x, head)
+        self._posterior().take(self._start, {name: 1 - mask for name, mask in self._elsewhere.items()})
         self.num_examples = len(examples)
         if self.coreset is None:
             return [(examples, head)]
@@ -111,11 +114,8 @@ class VCL(Method):
             x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 256)))
             self._sampled = self._not_affine(inputs.move(x, device_of(self.model)), as_head(head))
         posterior = self._posterior().copies()
-        for name, mask in self._elsewhere.items():
-            posterior.mean[name] = torch.where(mask > 0, self.prior.mean[name], posterior.mean[name])
-            posterior.log_deviation[name] = torch.where(
-                mask > 0, self.prior.log_deviation[name], posterior.log_deviation[name]
-            )
+        if self._elsewhere:
+            posterior.take(self.prior, self._elsewhere)
         self.prior = posterior
         if self.coreset is not None and self._held is not None:
             self.coreset.keep()
@@ -133,7 +133,7 @@ class VCL(Method):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, memories = pack(self.memories)
         tensors |= {f"log_deviation.{name}": value.detach() for name, value in self.log_deviation.items()}
-        tensors |= self.prior.tensors("prior") | {"noise": self._noise.get_state()}
+        tensors |= self.prior.tensors("prior") | self._start.tensors("start") | {"noise": self._noise.get_state()}
         for place, q in enumerate(self._refined.values()):
             tensors |= q.tensors(f"refined.{place}")
         state: dict[str, Any] = {"memories": memories, "refined": list(self._refined)}
@@ -147,7 +147,7 @@ class VCL(Method):
             for name, value in under(tensors, "log_deviation.").items():
                 self.log_deviation[name].copy_(value)
         self.memories = unpack(tensors, state["memories"])
-        self.prior = Gaussians.of(tensors, "prior")
+        self.prior, self._start = (Gaussians.of(tensors, mark) for mark in ("prior", "start"))
         self._refined = {
             as_head(head): Gaussians.of(tensors, f"refined.{place}") for place, head in enumerate(state["refined"])
         }
@@ -189,10 +189,17 @@ class VCL(Method):
         return q.copies()
 
     def _of_other_heads(self, x: Inputs, head: Head) -> dict[str, Tensor]:
-        """1 for each weight that moves some output at x but none of this head's, else 0."""
+        """1 for each weight that moves some output at x but none of this head's, else 0.
+
+        It is found at positive random weights, so that it does not depend on which units happen to be silent.
+        """
         if head is None:
             return {}
-        weights = detached(self.model, trainable(self.model))
+        random = torch.Generator().manual_seed(0)
+        weights = {
+            name: torch.rand(w.shape, generator=random, dtype=w.dtype).to(w).requires_grad_()
+            for name, w in detached(self.model, trainable(self.model)).items()
+        }
         with evaluating(self.model), torch.enable_grad():
             own, every = (
                 torch.autograd.grad(outputs(self.model, x, of, weights).sum(), list(weights.values()))
@@ -221,6 +228,13 @@ class Gaussians:
         """Both moments of every weight, by name."""
         tensors = {f"{mark}.mean.{name}": value for name, value in self.mean.items()}
         return tensors | {f"{mark}.log_deviation.{name}": value for name, value in self.log_deviation.items()}
+
+    @torch.no_grad()
+    def take(self, other: "Gaussians", where: Weights) -> None:
+        """Become the other one, in place, wherever `where` is 1; a weight it does not name, altogether."""
+        for mine, its in ((self.mean, other.mean), (self.log_deviation, other.log_deviation)):
+            for name, value in mine.items():
+                value.copy_(torch.where(where[name] > 0, its[name], value) if name in where else its[name])
 
     def copies(self) -> "Gaussians":
         """The same, independent of this."""
