@@ -13,14 +13,15 @@ from fromp import FROMP, Categorical, Gaussian
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, settings_for
 from fromp.memory import random_score
-from fromp.methods import vcl
-from fromp.methods.coresets import MemorableCoreset, RandomCoreset
+from fromp.methods import METHODS, vcl
+from fromp.methods.coresets import RandomCoreset
 from fromp.methods.functional_l2 import FunctionalL2
 from fromp.methods.quadratic import DLP, EWC
 from fromp.methods.replay import DERpp, Replay
 from fromp.methods.si import SI
 from fromp.methods.vcl import VCL, Gaussians, Local, kl
 from fromp.prior import IdentityKernel
+from fromp.reservoir import Sample
 from fromp.training import Fit, Optimisation
 
 HEADS = [(0, 1), (2, 3), (4, 5)]
@@ -42,18 +43,25 @@ def move(model, step):
             p += step * torch.sin(torch.arange(p.numel()).double()).reshape(p.shape)
 
 
+def copies(tensors):
+    return {name: t.detach().clone() for name, t in tensors.items()}
+
+
 def after_tasks(method, count):
-    """The Fisher diagonals and the weights at the end of each task, by plain loops."""
+    """The mean Fisher diagonals and the weights at the end of each task, by plain loops.
+
+    The tasks differ in size, and in how many examples each one stands for: a mean depends on neither.
+    """
     ends = []
     for task in range(count):
         move(method.model, 0.3)
-        x, y = data(task)
-        weights = {name: w.detach().clone() for name, w in method.model.named_parameters()}
+        x, y = data(task, 12 - 4 * task)
+        weights = copies(dict(method.model.named_parameters()))
         total = naive.ggn_diagonal(method.model, x, y, len(x), method.likelihood, HEADS[task]) / len(x)
         parts = total.split([w.numel() for w in weights.values()])
         fisher = {name: part.reshape(w.shape) for (name, w), part in zip(weights.items(), parts, strict=True)}
         ends.append((fisher, weights))
-        method.end_task((x, y), HEADS[task])
+        method.end_task(Sample(x, y, weight=2.0 + task), HEADS[task])
     move(method.model, 0.1)
     return ends
 
@@ -116,35 +124,39 @@ def test_si_integrates_the_decrease_of_the_loss(lr):
     assert decreases[0] > 0.03
 
 
-def test_si_weighs_each_weight_by_its_path_and_never_negatively():
+def test_si_weighs_each_weight_by_its_paths_and_never_negatively():
     method = SI(network(outputs=2), Categorical(), strength=5.0, damping=0.1)
-    method.begin_task(TensorExamples(*data(0)), None, [])
-    for place, path in enumerate(method.path.values()):
-        path += torch.sin(torch.arange(path.numel()).double() + place).reshape(path.shape)
-    paths = {name: path.clone() for name, path in method.path.items()}
-    move(method.model, 0.3)
-    moved = {name: w.detach() - method.start[name] for name, w in method.model.named_parameters()}
-    method.end_task(data(0))
-    assert method.penalty().item() == 0
+    importance, weights = dict.fromkeys(method.path, 0.0), dict(method.model.named_parameters())
+    for task in range(2):
+        method.begin_task(TensorExamples(*data(task)), None, [])
+        before = copies(weights)
+        move(method.model, 0.3)
+        for place, (name, path) in enumerate(method.path.items()):
+            path += torch.sin(torch.arange(path.numel()).double() + place + task).reshape(path.shape)
+            importance[name] += path.clamp_min(0) / ((weights[name] - before[name]).square() + 0.1)
+        method.end_task(data(task))
+        assert method.penalty().item() == 0
+    before = copies(weights)
     move(method.model, 0.2)
-    expected = 0.0
-    for name, w in method.model.named_parameters():
-        for p, d, now, then in zip(
-            *(t.flatten() for t in (paths[name], moved[name], w, method.start[name])), strict=True
-        ):
-            expected += 5.0 * max(0.0, p.item()) / (d.item() ** 2 + 0.1) * (now.item() - then.item()) ** 2
-    assert math.isclose(method.penalty().item(), expected, rel_tol=1e-10)
+    expected = sum(5.0 * (importance[name] * (w - before[name]).square()).sum() for name, w in weights.items())
+    torch.testing.assert_close(method.penalty(), expected, rtol=1e-10, atol=0)
 
 
-def test_si_leaves_value_and_gradient_of_the_loss_as_they_are():
+def test_si_leaves_value_and_gradient_of_the_loss_as_they_are_and_follows_each_weight():
     method = SI(network(outputs=2), Categorical(), strength=5.0, damping=1e-3)
     batch = [(*data(0), None)]
     weights = list(method.model.parameters())
     plain = method.data_loss(batch)
     ours = method.loss(batch).data
     assert math.isclose(plain.item(), ours.item(), rel_tol=1e-14)
-    for a, b in zip(torch.autograd.grad(plain, weights), torch.autograd.grad(ours, weights), strict=True):
+    slopes = torch.autograd.grad(plain, weights)
+    for a, b in zip(slopes, torch.autograd.grad(ours, weights), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    before = [w.detach().clone() for w in weights]
+    move(method.model, 0.3)
+    method.after_step()
+    for path, slope, w, then in zip(method.path.values(), slopes, weights, before, strict=True):
+        torch.testing.assert_close(path, -slope * (w - then).detach(), rtol=1e-12, atol=1e-14)
 
 
 def test_functional_l2_is_fromp_with_the_identity_for_kernel():
@@ -166,33 +178,42 @@ def test_functional_l2_is_fromp_with_the_identity_for_kernel():
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-12)
 
 
+def shift(model):
+    """Move the outputs of the three heads by 1, 3 and 9, which their softmax does not see."""
+    with torch.no_grad():
+        model[2].bias += torch.tensor([1.0, 1.0, 3.0, 3.0, 9.0, 9.0])
+
+
+def test_functional_l2_holds_the_outputs_of_each_head():
+    method = FunctionalL2(network(), Categorical(), memory=4, strength=0.7, seed=0)
+    for task in range(2):
+        method.end_task(data(task), HEADS[task])
+    shift(method.model)
+    assert method.penalty().item() == pytest.approx(0.7 * 4 * 2 * (1.0 + 9.0))
+
+
 def test_replay_expects_the_mean_loss_over_all_memory():
-    method = Replay(network(), Categorical(), memory=4, batch_size=500, strength=2.0, seed=0)
-    for task in range(3):
+    """Over its points, not over its tasks: these have unequal memories."""
+    method = Replay(network(), Categorical(), memory=0, batch_size=500, strength=2.0, seed=0)
+    for task, method.memory_size in enumerate([2, 4, 12]):
         method.end_task(data(task), HEADS[task])
     every = [(m.inputs, m.labels, m.head) for m in method.memories]
     mean = sum(method.penalty().item() for _ in range(40)) / 40
-    assert [len(m) for m in method.memories] == [4, 4, 4]
+    assert [len(m) for m in method.memories] == [2, 4, 12]
     assert mean == pytest.approx(2.0 * method.data_loss(every).item(), rel=0.02)
 
 
-def test_der_holds_the_outputs_where_they_were_stored():
-    model = network()
-    method = DERpp(model, Categorical(), memory=4, batch_size=64, strength=0.0, logit_strength=0.5, seed=0)
+def test_der_holds_the_outputs_where_they_were_stored_and_replays_labels_of_another_draw():
+    method = DERpp(network(), Categorical(), memory=4, batch_size=64, strength=2.0, logit_strength=0.5, seed=0)
     for task in range(2):
         method.end_task(data(task), HEADS[task])
-    assert method.penalty().item() < 1e-30
-    with torch.no_grad():
-        model[2].bias += torch.tensor([1.0, 1.0, 3.0, 3.0, 9.0, 9.0])
-    share = sum(len(stored) for (_, _, head), stored in _drawn(method) if head == HEADS[0]) / 64
-    assert method.penalty().item() == pytest.approx(0.5 * (share * 1.0 + (1 - share) * 9.0))
-
-
-def _drawn(method):
+        shift(method.model)  # the first head by 2 in all, the second by 3
     state = method._generator.get_state()
-    drawn = method.draw(method.batch_size)
+    first, second = method.draw(64), method.draw(64)
     method._generator.set_state(state)
-    return drawn
+    distances = sum(len(stored) * {HEADS[0]: 4.0, HEADS[1]: 9.0}[head] for (_, _, head), stored in first) / 64
+    labelled = method.data_loss([part for part, _ in second]).item()
+    assert method.penalty().item() == pytest.approx(0.5 * distances + 2.0 * labelled, rel=1e-10)
 
 
 def gaussians(seed):
@@ -232,7 +253,7 @@ def test_sampled_outputs_have_the_moments_of_sampled_weights(layer, shape):
     weights = dict(layer.named_parameters())
     log_deviation = {name: torch.randn_like(w) * 0.3 - 1 for name, w in weights.items()}
     noise = torch.Generator().manual_seed(0)
-    a = torch.randn(1, *shape).double()
+    a = torch.randn(2, *shape).double()
     with torch.no_grad():
         with Local(weights, log_deviation, noise):
             local = torch.stack([layer(a) for _ in range(4000)])
@@ -244,6 +265,8 @@ def test_sampled_outputs_have_the_moments_of_sampled_weights(layer, shape):
     spread = drawn.std(0)
     assert ((local.mean(0) - drawn.mean(0)).abs() / spread).max() < 0.12
     torch.testing.assert_close(local.std(0), spread, rtol=0.08, atol=0)
+    together = torch.corrcoef(local.flatten(1).T)
+    assert (together - torch.eye(len(together))).abs().max() < 0.1  # every output of every example has its own noise
 
 
 def test_vcl_finds_the_exact_diagonal_posterior_of_a_linear_gaussian_model():
@@ -286,21 +309,33 @@ def test_vcl_predicts_with_the_mean_over_sampled_weights(monkeypatch):
     assert (found - at_the_mean).abs().max() > 0.1
 
 
-def test_vcl_leaves_the_heads_of_other_tasks_alone():
-    method = VCL(network(), Categorical(), prior_precision=1.0, initial_deviation=1e-2, seed=0)
-    before = {name: w.detach().clone() for name, w in method.model.named_parameters()}
+def test_vcl_starts_each_task_anew_and_leaves_the_heads_of_other_tasks_alone():
+    model = network()
+    model[1] = nn.ReLU()
+    model[0].bias.data[0] = -100.0  # a silent unit's weights belong to their heads all the same
+    method = VCL(model, Categorical(), prior_precision=4.0, initial_deviation=1e-2, seed=0)
+
+    def moments():
+        q = dict(model.named_parameters()), method.log_deviation
+        return [copies(values) for values in (*q, method.prior.mean, method.prior.log_deviation)]
+
+    start = moments()
     training = method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
     for _ in Fit(method, training, Optimisation(5, 4, 1e-2), seed=0).steps():
         pass
     method.end_task(data(0), HEADS[0])
-    for values, start in [
-        (dict(method.model.named_parameters()), before),
-        (method.log_deviation, {n: torch.full_like(w, math.log(1e-2)) for n, w in before.items()}),
-        (method.prior.mean, {n: torch.zeros_like(w) for n, w in before.items()}),
-    ]:
-        assert torch.equal(values["2.weight"][2:], start["2.weight"][2:])
-        assert not torch.equal(values["2.weight"][:2], start["2.weight"][:2])
-        assert not torch.equal(values["0.weight"], start["0.weight"])
+    learned = moments()
+    for was, now in zip(start, learned, strict=True):
+        assert torch.equal(now["2.weight"][2:], was["2.weight"][2:])
+        assert not torch.equal(now["2.weight"][:2], was["2.weight"][:2])
+        assert not torch.equal(now["0.weight"], was["0.weight"])
+    method.begin_task(TensorExamples(*data(1)), HEADS[1], [])
+    method.end_task(data(1), HEADS[1])
+    for then, now in zip(learned, moments(), strict=True):
+        assert torch.equal(now["2.weight"][:2], then["2.weight"][:2])
+    for was, now in zip(start[:2], moments()[:2], strict=True):
+        assert torch.equal(now["2.weight"][2:], was["2.weight"][2:])
+        assert torch.equal(now["0.weight"], was["0.weight"])
 
 
 def test_a_coreset_is_withheld_and_refined_before_a_test():
@@ -324,12 +359,36 @@ def test_a_coreset_is_withheld_and_refined_before_a_test():
     assert hits[1] > hits[0] + 0.2
 
 
+def test_a_coreset_refines_its_own_head_to_the_exact_posterior_and_not_the_next_prior():
+    """On a linear-Gaussian model with an output a head; what was learned before, here N(w, 1/4), is the prior."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2, bias=False).double()
+    build = METHODS["vcl-coreset"].build
+    method = build(model, Gaussian(1.0), 1.0, 0.5, 10, coreset_epochs=400, batch_size=10, lr=1e-2, base=None, seed=0)
+    for task in range(2):
+        x, _ = data(task, 20)
+        examples = TensorExamples(x, x.sum(1) - 2 * task)
+        method.begin_task(examples, (task,), [])
+        method.end_task(examples, (task,))
+    assert [len(held) for held in method.memories] == [10, 10]
+    assert torch.equal(method.prior.mean["weight"], model.weight)
+    assert method.prior.log_deviation["weight"].eq(math.log(0.5)).all()
+    for task, held in enumerate(method.memories):
+        q, w, (x, y) = method._refined[held.head], model.weight[task].detach(), (held.inputs, held.labels)
+        precision = 4.0 * torch.eye(3).double() + x.T @ x
+        mean = torch.linalg.solve(precision, 4.0 * w + x.T @ y)
+        torch.testing.assert_close(q.mean["weight"][task], mean, rtol=0, atol=0.06)
+        deviation = q.log_deviation["weight"][task].exp()
+        torch.testing.assert_close(deviation, precision.diag().rsqrt(), rtol=0.12, atol=0)
+
+
 def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
     base = replace(settings_for("toy", {}), epochs=1)
     stream, model = BENCHMARKS["toy"].make(base, 3)
-    coreset = MemorableCoreset(model, Categorical(), base.memory, base, seed=11)
+    size = base.memory // 2
+    coreset = METHODS["vcl-memorable"].build(model, Categorical(), 1.0, 0.1, size, 0, 40, 1e-2, base, seed=11).coreset
     _, other = BENCHMARKS["toy"].make(base, 3)
-    fromp = FROMP(other, Categorical(), base.tau, base.memory, base.prior_precision, base.jitter)
+    fromp = FROMP(other, Categorical(), 2 * base.tau, size, base.prior_precision, base.jitter)
     for place in range(2):
         task = stream.task(place)
         again = coreset.choose(task.train, task.head, place)

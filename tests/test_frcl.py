@@ -26,7 +26,7 @@ def kernel(a, b):
 
 
 def noisy(k):
-    return k + LAYER.jitter * torch.eye(len(k), dtype=F64)
+    return k + LAYER.jitter * torch.eye(k.shape[-1], dtype=F64)
 
 
 def weights(c=3, w=4):
@@ -85,8 +85,9 @@ def test_the_latest_task_predicts_as_the_dense_gp():
 def test_a_past_task_predicts_as_the_dense_gp_with_todays_kernel(points, monkeypatch):
     frcl, x, y, _ = regression()
     frcl.memory_size = points
-    frcl.end_task((x, y))
-    frcl.begin_task(TensorExamples(x, y), None, [])
+    for _ in range(2):  # the first task, and one that knows nothing
+        frcl.end_task((x, y))
+        frcl.begin_task(TensorExamples(x, y), None, [])
     with torch.no_grad():
         frcl.model[0].weight += 0.3 * randn(5, 3, seed=6)  # the features have moved on
     q, new = frcl.past[0], randn(7, 3, seed=5)
@@ -142,23 +143,39 @@ def test_the_loss_is_the_negative_elbo():
         assert slope.abs().max() < 0.02
 
 
-def test_the_penalty_adds_the_past_once_each():
-    model = network()
-    frcl = method(model)
-    for task in range(3):
-        x, y = randn(30, 3, seed=task), torch.arange(30) % 2
-        frcl.begin_task(TensorExamples(x, y), None, [])
+def test_outputs_are_drawn_independently():
+    """All have the same marginals: a draw that they shared would leave the softmax at a half."""
+    frcl, x, y = method(network()), randn(6, 3), torch.arange(6) % 2
+    frcl.begin_task(TensorExamples(x, y), None, [])
+    with torch.no_grad():
+        frcl.factor *= 10
+        found = frcl.data_loss([(x.repeat(5000, 1), y.repeat(5000), None)])
+        f = frcl.features(x).norm(dim=1)[:, None] * randn(5000, 6, 2)
+    assert found.item() == pytest.approx((f[..., 1] - f[..., 0]).exp().log1p().mean().item(), rel=0.02)
+
+
+def test_the_penalty_adds_the_kls_of_dense_normals_once_each():
+    frcl, heads = method(network(outputs=6)), [(0, 1), (2, 3, 4), (1, 5)]
+    remembered = []
+    for task, head in enumerate(heads):
+        x, y = randn(30 + task, 3, seed=task), torch.arange(30 + task) % 2
+        frcl.begin_task(TensorExamples(x, y), head, [])
+        mean, factor = weights(len(head), 6)
         with torch.no_grad():
-            frcl.mean.copy_(randn(2, 6, seed=10 + task))
-            model[0].bias += 0.1
+            frcl.mean.copy_(mean)
+            frcl.factor.copy_(factor)
+            frcl.model[0].bias += 0.1
         if task < 2:
-            frcl.end_task((x, y))
-    parts = [frcl.layer.kl_of_weights(frcl.mean, frcl.factor.tril())]
-    parts += [
-        frcl.layer.kl_of_function(frcl.features(m.inputs), q) for m, q in zip(frcl.memories, frcl.past, strict=True)
-    ]
-    assert min(part.item() for part in parts) > 0
-    assert frcl.penalty().item() == pytest.approx(sum(part.item() for part in parts) / 30)
+            frcl.end_task((x, y), head)
+            phi = frcl.features(frcl.memories[task].inputs).detach()
+            remembered.append(MultivariateNormal(mean @ phi.T, noisy(phi @ factor @ factor.mT @ phi.T)))
+    prior = MultivariateNormal(torch.zeros(6, dtype=F64), torch.eye(6, dtype=F64) / LAYER.prior_precision)
+    total = kl_divergence(MultivariateNormal(mean, factor @ factor.mT), prior).sum()
+    for memory, q in zip(frcl.memories, remembered, strict=True):
+        phi = frcl.features(memory.inputs).detach()
+        prior = MultivariateNormal(torch.zeros(6, dtype=F64), noisy(kernel(phi, phi)))
+        total = total + kl_divergence(q, prior).sum()
+    assert frcl.penalty().item() == pytest.approx(total.item() / 32, rel=1e-8)
 
 
 @pytest.mark.parametrize("points", [3, 9])
