@@ -116,7 +116,7 @@ class VCL(Method):
         posterior = self._posterior().copies()
         if self._elsewhere:
             posterior.take(self.prior, self._elsewhere)
-        self.prior = posterior
+        self.prior, self._elsewhere = posterior, {}
         if self.coreset is not None and self._held is not None:
             self.coreset.keep()
             self.memories.append(self._held)
