@@ -6,12 +6,13 @@ present task found it, at the minibatch's inputs.
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from fromp.errors import FrompError
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.model import Weights, evaluating, outputs
+
+FALSE_ALARM = 1e-6  # for each minibatch
 
 
 class Verdict(Enum):
@@ -43,8 +46,9 @@ class Evidence:
         y: Tensor,
         examples: int | None = None,  # that networks are run on for the sake of looking
         now: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
+        precision: Callable[[], Weights] | None = None,  # of the weights, for the signals that want it
     ) -> None:
-        self.model, self.past, self.likelihood = model, past, likelihood
+        self.model, self.past, self.likelihood, self._precision = model, past, likelihood, precision
         self.few, self._now = inputs.take(x, slice(0, examples)), now
         self.y = y[:examples] if now is None else y
 
@@ -61,6 +65,13 @@ class Evidence:
         """f of the network as the task found it, for the first few: (few, c)."""
         with torch.no_grad():
             return outputs(self.past, self.few)
+
+    @cached_property
+    def precision(self) -> Weights:
+        """Of the weights, as the task found it."""
+        if self._precision is None:
+            raise FrompError("a divergence needs the precision of the weights; give it, as TaskFree does.")
+        return self._precision()
 
 
 Signal: TypeAlias = Callable[[Evidence], Tensor]  # one number for each example, low on data of a new task: (b,)
@@ -88,34 +99,24 @@ def jeffreys(one: gp.Prediction, other: gp.Prediction) -> Tensor:
     return 0.5 * ((one.variance + apart) / other.variance + (other.variance + apart) / one.variance) - 1
 
 
-@final
-class Divergence:
-    """The signal the appendix proposes: the full GP predictives of the two networks, by their divergence: (b,).
+def divergence(evidence: Evidence) -> Tensor:
+    """What the appendix proposes: sum_c log(1 + Jeffreys) of the full GP predictives of the two networks: (few,).
 
-    `precisions` gives the precision of the weights now and at the task's start. The variances cost a backward pass
-    for each output and network, so only the first `examples` of a minibatch are looked at.
+    Both have the precision that the past tasks left, or the prior's before any has ended. Eq. (9) adds the present
+    task's share when that is over; an estimate of it before would lag behind the weights, and a divergence that falls
+    as it ages looks like a new task. The variances take a backward pass for each output and network.
     """
-
-    def __init__(self, precisions: Callable[[], tuple[Weights, Weights]], examples: int = 8) -> None:
-        self.precisions, self.examples = precisions, examples
-
-    def __call__(self, evidence: Evidence) -> Tensor:
-        now, before = (
-            gp.predict(
-                model,
-                inputs.take(evidence.few, slice(0, self.examples)),
-                evidence.likelihood,
-                {k: 1 / p for k, p in precision.items()},
-            )
-            for model, precision in zip((evidence.model, evidence.past), self.precisions(), strict=True)
-        )
-        return jeffreys(now, before).log1p().sum(-1)
+    variance = {name: 1 / precision for name, precision in evidence.precision.items()}
+    now, before = (
+        gp.predict(model, evidence.few, evidence.likelihood, variance) for model in (evidence.model, evidence.past)
+    )
+    return jeffreys(now, before).log1p().sum(-1)
 
 
 class Detector(ABC):
     """Decides, minibatch after minibatch, whether a new task has begun."""
 
-    names: ClassVar[tuple[str, ...]]  # of the numbers in `values`
+    names: tuple[str, ...]  # of the numbers in `values`
 
     def __init__(self, examples: int | None) -> None:
         if examples is not None and examples < 2:
@@ -201,36 +202,34 @@ def welch(before: Moments, now: Moments) -> float:
 
 @final
 class Calibrated(Detector):
-    """A new task has begun when r minibatches in a row lie below the k-th lowest of the present task's last n.
+    """A new task has begun when r minibatches rank too low among the present task's last n.
 
-    Nothing is set by hand: k follows from `false_alarm`, the probability for each minibatch that a new task is
-    announced there though none began. As long as the task stays the same, its last n values and the next r come in
-    any order with the same probability, so the next r all lie below the k-th lowest of the n with probability
-
-        k / (n + 1) * (k + 1) / (n + 2) * ... * (k + r - 1) / (n + r)
-
-    whatever the distribution: heavy tails cost nothing. k is the largest that keeps this within `false_alarm`, divided
-    by the number of `tests`. Each of those is a signal and an r: a short run finds a large drop at once, a long one a
-    small drop. While n is too small for a short run, the run is longer.
+    Nothing is set by hand. As long as the task stays the same, its last n values and the next r come in any order with
+    the same probability. So the rank sum U, the number of pairs of one of the r and one of the n below it, has the
+    distribution of Mann and Whitney whatever that of the values: heavy tails cost nothing. U may be as high as keeps
+    its probability within `false_alarm`, divided by the number of `tests`: that is for each minibatch the probability
+    that a new task is announced there though none began. Each test is a signal and an r: few minibatches tell a large
+    drop at once, many tell a small one. While n is too small for few, r is larger.
 
     That any order is as likely is an assumption, and this is done for it. Early in a task the values still rise: only
     the younger half of the task's minibatches counts, `window` of them at most. A rise makes alarms rarer. The
     minibatches in doubt are held back untrained, so that all r are seen by the same weights and differ by chance
-    alone; nothing is learned from a minibatch of the new task before the old one has been remembered.
+    alone; nothing is learned from a minibatch of the new task before the old one has been remembered. A doubt lasts
+    as long as their mean rank is no higher than the one that the test asks for in the end.
 
     There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
     network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
-    wrong, even if the new data is close to the old: then it drops by little, which takes a long run.
+    wrong, even if the new data is close to the old: then it drops by little, which takes many minibatches.
+    `Calibrated.on_divergence()` has the full GP predictives for its only signal instead.
     """
 
-    names = ("distance", "fit")
     FEWEST = 10  # values to compare with
 
     def __init__(
         self,
-        false_alarm: float = 1e-6,
+        false_alarm: float = FALSE_ALARM,
         *,
-        tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 12)),
+        tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 24)),
         window: int = 250,
         examples: int | None = 32,
     ) -> None:
@@ -244,11 +243,18 @@ class Calibrated(Detector):
             )
         self.false_alarm, self.tests, self.window = false_alarm, tuple(tests), window
         self._signals = list(dict.fromkeys(signal for signal, _ in tests))
+        self.names = tuple(signal.__name__ for signal in self._signals)
         super().__init__(examples)
+
+    @classmethod
+    def on_divergence(cls, false_alarm: float = FALSE_ALARM) -> "Calibrated":
+        """With what the paper proposes and leaves undone for its only signal; for methods that keep a precision."""
+        return cls(false_alarm, tests=((divergence, 4), (divergence, 24)), examples=16)
 
     def begin_task(self) -> None:
         self._age = 0
-        self._recent: deque[list[float]] = deque(maxlen=self.window)  # values of the task's minibatches, by signal
+        self._recent: deque[list[float]] = deque()  # values of the task's minibatches, by signal
+        self._sorted: list[list[float]] = [[] for _ in self._signals]  # the same, for each signal
         self._held: list[list[float]] = []  # of those in doubt
         self._runs: list[Run] = []  # of each test, as it was set up when the doubt began
 
@@ -257,29 +263,38 @@ class Calibrated(Detector):
         if not self._held:
             self._runs = self._set_up() if armed else []
         self._held.append(values)
+        ranks = [bisect_right(column, value) for column, value in zip(self._sorted, values, strict=True)]
         for run in self._runs:
-            run.count(values)
-        if passed := [run.length for run in self._runs if run.length >= run.needed]:
+            run.count(ranks[run.signal])
+        if passed := [run.length for run in self._runs if run.length == run.needed]:
             self.fresh = min(passed)
             return Verdict.NEW
         if any(run.length for run in self._runs) and len(self._held) < 2 * max(run.needed for run in self._runs):
             return Verdict.UNSURE
-        self._age += len(self._held)
-        self._recent.extend(self._held)
+        for known in self._held:
+            self._note(known)
         self._held = []
         return Verdict.SAME
 
     def _set_up(self) -> "list[Run]":
-        n = min(self.window, self._age // 2)
+        n = len(self._recent)
         if n < self.FEWEST:
             return []
-        columns = [sorted(column) for column in zip(*list(self._recent)[-n:], strict=True)]
         runs = []
         for signal, least in self.tests:
-            place = self._signals.index(signal)
-            needed, rank = run_and_rank(n, self.false_alarm / len(self.tests), least)
-            runs.append(Run(place, columns[place][rank - 1], needed))
+            needed, highest = rank_sum(n, self.false_alarm / len(self.tests), least)
+            runs.append(Run(self._signals.index(signal), needed, highest))
         return runs
+
+    def _note(self, values: list[float]) -> None:
+        """Values of the present task: those of the younger half of its minibatches are kept, in order and sorted."""
+        self._age += 1
+        self._recent.append(values)
+        for column, value in zip(self._sorted, values, strict=True):
+            insort(column, value)
+        if len(self._recent) > min(self.window, self._age // 2):
+            for column, value in zip(self._sorted, self._recent.popleft(), strict=True):
+                del column[bisect_left(column, value)]
 
     def state(self) -> dict[str, Any]:
         held = [list(values) for values in self._held]
@@ -288,39 +303,54 @@ class Calibrated(Detector):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._age, self._held = state["age"], [list(values) for values in state["held"]]
-        self._recent = deque(state["recent"], maxlen=self.window)
+        self._recent = deque(state["recent"])
+        self._sorted = [sorted(values[place] for values in self._recent) for place in range(len(self._signals))]
         self._runs = [Run(**run) for run in state["runs"]]
 
 
 @dataclass
 class Run:
-    """How many of the last minibatches in a row were below a limit, and how many it takes."""
+    """The last minibatches, as far as their mean rank is no higher than a test allows, and how many it takes."""
 
     signal: int
-    limit: float
     needed: int
+    highest: int  # rank sum of those
     length: int = 0
+    ranks: int = 0  # their sum
 
-    def count(self, values: Sequence[float]) -> None:
+    def count(self, rank: int) -> None:
         """Take the next minibatch into account."""
-        self.length = self.length + 1 if values[self.signal] < self.limit else 0
+        self.length, self.ranks = self.length + 1, self.ranks + rank
+        if self.ranks * self.needed > self.highest * self.length:
+            self.length = self.ranks = 0
 
 
-DETECTORS: dict[str, Callable[..., Detector]] = {"calibrated": Calibrated, "welch": Welch}
+DETECTORS: dict[str, Callable[..., Detector]] = {
+    "calibrated": Calibrated,
+    "divergence": Calibrated.on_divergence,
+    "welch": Welch,
+}
 
 
 @lru_cache(maxsize=4096)
-def run_and_rank(n: int, false_alarm: float, least: int) -> tuple[int, int]:
-    """The lowest r >= `least` and then the highest k <= n whose probability is not above `false_alarm`."""
+def rank_sum(n: int, false_alarm: float, least: int) -> tuple[int, int]:
+    """The lowest r >= `least` and then the highest u such that P(U <= u) is not above `false_alarm`."""
     run = least
-    while in_a_row(n, 1, run) > false_alarm:
+    while 1 / math.comb(n + run, run) > false_alarm:
         run += 1
-    rank = 1
-    while rank < n and in_a_row(n, rank + 1, run) <= false_alarm:
-        rank += 1
-    return run, rank
+    return run, int((mann_whitney(n, run) <= false_alarm).sum()) - 1
 
 
-def in_a_row(n: int, k: int, r: int) -> float:
-    """The probability that r values all lie below the k-th lowest of n others, if every order is as likely."""
-    return math.prod((k + i) / (n + 1 + i) for i in range(r))
+def mann_whitney(n: int, r: int) -> Tensor:
+    """P(U <= u) for u up to n r / 2, if every order of n values and r others is as likely: (u,).
+
+    The orders with U = u are the coefficient of q^u in prod_i (1 - q^(n + i)) / (1 - q^i), i from 1 to r.
+    """
+    size = n * r // 2 + 1
+    chance = torch.zeros(size, dtype=torch.double)
+    chance[0] = 1
+    for i in range(1, r + 1):
+        chance[n + i :] -= chance[: max(0, size - n - i)].clone()
+        padded = torch.nn.functional.pad(chance, (0, -size % i))
+        chance = padded.view(-1, i).cumsum(0).flatten()[:size] * i / (n + i)
+    return chance.cumsum(0)

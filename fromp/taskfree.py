@@ -14,7 +14,7 @@ from fromp.errors import FrompError
 from fromp.examples import Batch
 from fromp.inputs import Inputs
 from fromp.methods.base import Loss, Method, Part, Training, under
-from fromp.model import outputs
+from fromp.model import Weights, outputs
 from fromp.reservoir import Reservoir
 from fromp.training import Fit, Optimisation, descend, moments, restore_moments, step
 
@@ -37,7 +37,7 @@ class TaskFree:
     One head for all tasks: labels count over all of the model's outputs.
 
     optimizer: its state starts anew with each task, as in the paper.
-    detector: `Calibrated()`, or `Welch(threshold)` for the paper's.
+    detector: `Calibrated()`, `Calibrated.on_divergence()`, or `Welch(threshold)` for the paper's.
     reservoir: distinct examples of the present task that are kept, to remember it by when it ends.
     shortest: examples that a task has at least; no change is looked for before, nor in its first ten minibatches.
     clip: of the norm of the gradient.
@@ -162,7 +162,20 @@ class TaskFree:
     def _examine(self, x: Inputs, y: Tensor, now: Tensor | None) -> Verdict:
         likelihood, examples = self.method.likelihood, self.detector.examples
         armed = self._age >= self.FIRST and self.reservoir.distinct >= self.shortest
-        return self.detector.examine(Evidence(self.model, self._past, likelihood, x, y, examples, now), armed)
+        evidence = Evidence(self.model, self._past, likelihood, x, y, examples, now, self._precision)
+        return self.detector.examine(evidence, armed)
+
+    def _precision(self) -> Weights:
+        """Of the weights, as the past tasks left it."""
+        try:
+            known, prior = self.method.precision, self.method.prior_precision  # type: ignore[attr-defined]
+        except AttributeError as error:
+            raise FrompError(
+                f"{type(self.method).__name__} keeps no precision of the weights, which a divergence is made of; "
+                "use FROMP, or another detector."
+            ) from error
+        weights = {name: w.detach() for name, w in self.model.named_parameters() if w.requires_grad}
+        return {name: known.get(name, torch.full_like(w, prior)) for name, w in weights.items()}
 
     def _accept(self, count: int) -> Iterator[Batch]:
         """The first few of those held back belong to the present task."""

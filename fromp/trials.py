@@ -109,6 +109,7 @@ def _river(name: str, **options: Any) -> Callable[[], Detector]:
 
 DETECTORS: dict[str, Callable[[], Detector]] = {
     "calibrated": Calibrated,
+    "divergence": Calibrated.on_divergence,
     "welch": Welch,
     "adwin": _river("ADWIN"),
     "kswin": _river("KSWIN", seed=0),

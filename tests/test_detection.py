@@ -11,16 +11,16 @@ from scipy.integrate import quad
 from scipy.stats import norm, ttest_ind
 from torch import nn
 
-from fromp import Calibrated, Categorical, Prediction, Welch
+from fromp import Calibrated, Categorical, Prediction, Welch, gp
 from fromp.detection import (
-    Divergence,
     Evidence,
     Verdict,
     distance,
+    divergence,
     fit,
-    in_a_row,
     jeffreys,
-    run_and_rank,
+    mann_whitney,
+    rank_sum,
     squared_differences,
 )
 from fromp.errors import FrompError
@@ -99,29 +99,47 @@ def test_jeffreys_is_the_sum_of_two_integrals():
     assert jeffreys(one, other).item() == pytest.approx(sum(kl), rel=1e-6)
 
 
-def test_divergence_is_zero_between_equal_processes():
-    model, _ = networks()
-    precision = {name: torch.ones_like(p) for name, p in model.named_parameters()}
-    wider = {name: 0.5 * p for name, p in precision.items()}
-    one = evidence(model, model, 12, 0)
-    assert Divergence(lambda: (precision, precision), examples=5)(one).tolist() == [0.0] * 5
-    assert (Divergence(lambda: (precision, wider), examples=5)(one) > 0).all()
+def test_divergence_is_that_of_the_predictives():
+    model, past = networks()
+    one = evidence(model.eval(), past, 12, 0)
+    variance = {name: torch.rand(p.shape) for name, p in model.named_parameters()}
+
+    def between(net, other):
+        known = Evidence(
+            net, other, Categorical(), one.few, one.y, 5, precision=lambda: {k: 1 / v for k, v in variance.items()}
+        )
+        return divergence(known)
+
+    assert between(model, model).tolist() == [0.0] * 5
+    there = between(model, past)
+    assert torch.allclose(there, between(past, model))
+    now, before = (gp.predict(net, one.few[:5], Categorical(), variance) for net in (model, past))
+    for b in range(5):
+        outputs = [jeffreys(*(Prediction(p.mean[b, c], p.variance[b, c]) for p in (now, before))) for c in range(4)]
+        assert there[b].item() == pytest.approx(sum(math.log1p(j) for j in outputs), rel=1e-4)
 
 
-def test_the_probability_of_a_run_is_counted():
-    """Among all orders of n + r values, those in which the last r lie below the k-th lowest of the first n."""
-    for n, k, r in ((4, 1, 2), (4, 2, 2), (5, 2, 1), (3, 3, 3)):
-        orders = list(itertools.permutations(range(n + r)))
-        hits = sum(max(order[n:]) < sorted(order[:n])[k - 1] for order in orders)
-        assert in_a_row(n, k, r) == pytest.approx(hits / len(orders))
+def test_a_divergence_needs_a_precision():
+    model, past = networks()
+    with pytest.raises(FrompError, match="needs the precision of the weights"):
+        divergence(evidence(model, past, 6, 0))
+
+
+@pytest.mark.parametrize(("n", "r"), [(4, 1), (5, 3), (3, 6), (8, 4)])
+def test_the_rank_sum_has_the_distribution_of_mann_and_whitney(n, r):
+    """Every order of n + r values is a choice of the places that the r take."""
+    sums = [sum(place - i for i, place in enumerate(own)) for own in itertools.combinations(range(n + r), r)]
+    counted = [sum(u <= limit for u in sums) / len(sums) for limit in range(n * r // 2 + 1)]
+    assert mann_whitney(n, r).tolist() == pytest.approx(counted)
 
 
 @pytest.mark.parametrize("n", [10, 40, 250])
-def test_run_and_rank_are_the_best_allowed(n):
-    run, rank = run_and_rank(n, 5e-7, 4)
-    assert in_a_row(n, rank, run) <= 5e-7
-    assert rank == n or in_a_row(n, rank + 1, run) > 5e-7
-    assert run == 4 or in_a_row(n, 1, run - 1) > 5e-7
+@pytest.mark.parametrize("least", [1, 4, 24])
+def test_the_rank_sum_is_the_highest_allowed_of_the_fewest(n, least):
+    run, highest = rank_sum(n, 5e-7, least)
+    chance = mann_whitney(n, run)
+    assert chance[highest] <= 5e-7 < chance[highest + 1]
+    assert run == least or mann_whitney(n, run - 1)[0] > 5e-7
 
 
 def watched(draw, minibatches, false_alarm, runs):

@@ -14,7 +14,7 @@ from fromp.detection import Detector, Verdict
 from fromp.errors import FrompError
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, settings_for
-from fromp.methods.plain import Joint
+from fromp.methods.plain import Finetune, Joint
 from fromp.model import trainable
 from fromp.reservoir import Reservoir, Sample, hashes
 from fromp.runs import Plan, Run
@@ -136,9 +136,17 @@ def test_a_minibatch_in_doubt_leaves_batch_statistics_alone():
         assert torch.equal(before, norm.running_mean) == (verdict is Verdict.UNSURE)
 
 
-@pytest.mark.parametrize("stop", [50, PER_TASK + 2, PER_TASK + 40])  # within a task, in doubt, with a past
-def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path, stop):
-    one, other = learner(), learner(seed=0)
+@pytest.mark.parametrize(
+    ("detector", "stop"),
+    [
+        (Calibrated, 50),
+        (Calibrated, PER_TASK + 2),  # in doubt
+        (Calibrated, PER_TASK + 40),  # with a past
+        (Calibrated.on_divergence, PER_TASK + 40),
+    ],
+)
+def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path, detector, stop):
+    one, other = learner(detector()), learner(detector(), seed=0)
     for place, (x, y) in enumerate(stream(3)):
         if place == stop:
             one.save(tmp_path)
@@ -153,6 +161,29 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path, stop):
     assert len(one.boundaries) == 2
     for a, b in zip(one.method.memories, other.method.memories, strict=True):
         assert torch.equal(a.inputs, b.inputs)
+
+
+def test_the_divergence_gets_the_precision_of_the_past():
+    seen = []
+
+    def spy(evidence):
+        seen.append(evidence.precision)
+        return torch.zeros(1)
+
+    one = learner(Calibrated(tests=[(spy, 4)]))
+    for place, (x, y) in enumerate(stream(2)):
+        if place == PER_TASK:
+            one.end_task()
+        one.observe(x, y)
+    assert all((precision == 1e-3).all() for precision in seen[PER_TASK - 1].values())
+    assert all(torch.equal(seen[-1][name], precision) for name, precision in one.method.precision.items())
+
+
+def test_the_divergence_needs_a_method_with_a_precision():
+    model = nn.Linear(2, 2)
+    one = TaskFree(Finetune(model, Categorical()), torch.optim.Adam(model.parameters()), Calibrated.on_divergence())
+    with pytest.raises(FrompError, match="Finetune keeps no precision of the weights"):
+        one.observe(torch.randn(16, 2), torch.zeros(16, dtype=torch.long))
 
 
 def test_another_folder_is_refused(tmp_path):
@@ -265,11 +296,14 @@ def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
         assert whole["boundaries"]["false_alarms"] == 0
 
 
-def test_the_command_line(tmp_path, capsys):
-    arguments = ["run", "permuted-digits", "--task-free", "--tasks", "2", "--epochs", "2", "--quiet"]
+@pytest.mark.parametrize(
+    ("chosen", "detector"), [([], "calibrated"), (["--set", "boundaries=divergence"], "divergence")]
+)
+def test_the_command_line(tmp_path, chosen, detector):
+    arguments = ["run", "permuted-digits", "--task-free", "--tasks", "2", "--epochs", "2", "--quiet", *chosen]
     assert main([*arguments, "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "results.json").read_text())
-    assert found["settings"]["boundaries"] == "calibrated"
+    assert found["settings"]["boundaries"] == detector
     assert found["runs"][0]["boundaries"]["true"] == [90]
     assert len(found["runs"][0]["accuracy"]) == 2
     assert Path(tmp_path / "report.html").exists()
