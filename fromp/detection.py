@@ -45,20 +45,25 @@ class Evidence:
         x: Inputs,
         y: Tensor,
         examples: int | None = None,  # that networks are run on for the sake of looking
-        now: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
+        f: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
         precision: Callable[[], Weights] | None = None,  # of the weights, for the signals that want it
     ) -> None:
         self.model, self.past, self.likelihood, self._precision = model, past, likelihood, precision
-        self.few, self._now = inputs.take(x, slice(0, examples)), now
-        self.y = y[:examples] if now is None else y
+        self.few, self._f = inputs.take(x, slice(0, examples)), f
+        self.y = y[:examples] if f is None else y
 
     @cached_property
     def now(self) -> Tensor:
         """f of the network now: (b, c)."""
-        if self._now is not None:
-            return self._now
+        if self._f is not None:
+            return self._f.detach()
         with evaluating(self.model), torch.no_grad():
             return outputs(self.model, self.few)
+
+    @cached_property
+    def nll(self) -> Tensor:
+        """Of each label under the network now; it can be descended if f can: (b,)."""
+        return self.likelihood.nll(self.now if self._f is None else self._f, self.y)
 
     @cached_property
     def before(self) -> Tensor:
@@ -90,7 +95,7 @@ def distance(evidence: Evidence) -> Tensor:
 
 def fit(evidence: Evidence) -> Tensor:
     """p / (1 + p) of the label, p = exp(-nll): low where the network is wrong, and bounded: (b,)."""
-    return torch.sigmoid(-evidence.likelihood.nll(evidence.now, evidence.y))
+    return torch.sigmoid(-evidence.nll.detach())
 
 
 def jeffreys(one: gp.Prediction, other: gp.Prediction) -> Tensor:

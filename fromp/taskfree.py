@@ -79,7 +79,7 @@ class TaskFree:
         # buffers, as batch norm does in training: a minibatch in doubt must leave nothing behind.
         plain = (type(method).loss, type(method).data_loss) == (Method.loss, Method.data_loss)
         self._shared = plain and next(method.model.buffers(), None) is None
-        self._first: Tensor | None = None  # f of the first minibatch held back: the weights are still those
+        self._first: Tensor | None = None  # nll of the first minibatch held back: the weights are still those
 
     @property
     def model(self) -> nn.Module:
@@ -88,10 +88,7 @@ class TaskFree:
 
     def observe(self, x: Inputs, y: Tensor) -> Verdict:
         """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
-        f = outputs(self.model, x) if self._shared else None
-        if not self._held:
-            self._first = f
-        for batch in self.admit(x, y, None if f is None else f.detach()):
+        for batch in self._admit(x, y, outputs(self.model, x) if self._shared else None):
             self._descend(batch)
         return self.verdict
 
@@ -100,6 +97,9 @@ class TaskFree:
 
         f: the outputs of the model at x, if they are known; this saves computing some of them.
         """
+        return self._admit(x, y, None if f is None else f.detach())
+
+    def _admit(self, x: Inputs, y: Tensor, f: Tensor | None) -> Iterator[Batch]:
         self.verdict = self._examine(x, y, f)
         self._held.append((x, y))
         self._seen += 1
@@ -159,10 +159,12 @@ class TaskFree:
             parts = iter([own[f"input.{k}"] for k in range(len(own) - 1)])
             self._held.append((inputs.assemble(structure, parts), own["labels"]))
 
-    def _examine(self, x: Inputs, y: Tensor, now: Tensor | None) -> Verdict:
+    def _examine(self, x: Inputs, y: Tensor, f: Tensor | None) -> Verdict:
         likelihood, examples = self.method.likelihood, self.detector.examples
         armed = self._age >= self.FIRST and self.reservoir.distinct >= self.shortest
-        evidence = Evidence(self.model, self._past, likelihood, x, y, examples, now, self._precision)
+        evidence = Evidence(self.model, self._past, likelihood, x, y, examples, f, self._precision)
+        if not self._held:
+            self._first = evidence.nll if f is not None and f.requires_grad else None
         return self.detector.examine(evidence, armed)
 
     def _precision(self) -> Weights:
@@ -195,12 +197,11 @@ class TaskFree:
         self.boundaries.append(boundary)
 
     def _descend(self, batch: Batch) -> None:
-        f, self._first = self._first, None
-        if f is None:
+        nll, self._first = self._first, None
+        if nll is None:
             self.loss = descend(self.method, self.optimizer, [(*batch, None)], self.clip)
         else:
-            loss = Loss(self.method.likelihood.nll(f, batch[1]).mean(), self.method.penalty())
-            self.loss = step(self.method, self.optimizer, loss, self.clip)
+            self.loss = step(self.method, self.optimizer, Loss(nll.mean(), self.method.penalty()), self.clip)
 
 
 @final

@@ -83,7 +83,7 @@ class OnLoss(Detector):
         self._drift = self._make()
 
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
-        self.values = [float(evidence.likelihood.nll(evidence.now, evidence.y).mean())]
+        self.values = [float(evidence.nll.detach().mean())]
         self._drift.update(self.values[0])
         return Verdict.NEW if armed and self._drift.drift_detected else Verdict.SAME
 

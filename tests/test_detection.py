@@ -78,7 +78,7 @@ def test_the_signals_are_what_they_say():
     assert torch.allclose(distance(one), ((p - q) ** 2).sum(-1))
     label = p[torch.arange(6), one.y]
     assert torch.allclose(fit(one), label / (1 + label))
-    known = Evidence(model, past, Categorical(), one.few, one.y, examples=4, now=p.log())
+    known = Evidence(model, past, Categorical(), one.few, one.y, examples=4, f=p.log())
     assert torch.allclose(distance(known), distance(one)[:4])
     assert torch.allclose(fit(known), fit(one))
 
