@@ -1,6 +1,7 @@
 """What the method costs, as ratios measured in one run with interleaved repetitions."""
 
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -261,7 +262,7 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
 
     def engine() -> None:
         with tempfile.TemporaryDirectory() as path:
-            Run(Plan("random", "finetune", settings), benchmark, 0, Path(path)).learn(lambda moment: None)
+            Run(Plan("permuted-mnist", "finetune", settings), benchmark, 0, Path(path)).learn(lambda moment: None)
 
     def by_hand() -> None:
         model = initialise(lambda: mlp(784, settings.hidden, CLASSES), 0)
@@ -282,12 +283,15 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
 
 
 def interleaved(cases: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Median seconds of each case, taken in turn, so that a busy moment of the machine falls on all of them."""
+    """Median seconds of each case, taken in turn, so that a busy moment of the machine falls on all of them.
+
+    The order changes from turn to turn: behind a large case, another one finds its data gone from the caches.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for repetition in range(repetitions + 1):
-        for name, case in cases.items():
+        for name in random.Random(repetition).sample(list(cases), len(cases)):
             start = time.perf_counter()
-            case()
+            cases[name]()
             if repetition:  # the first warms up
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}

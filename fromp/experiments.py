@@ -241,10 +241,11 @@ _FRCL: dict[str, dict[str, Any]] = {
 }
 _CLIPPED = {name: {"clip": 100.0} for name in ("split-cifar", "split-cifar-11")}  # so that all share their first task
 _VCL: dict[str, dict[str, Any]] = {
-    "": {"clip": None, "prior_precision": 1.0, "coreset_epochs": 100},
+    "": {"clip": None, "prior_precision": 1.0, "initial_deviation": 0.05, "coreset_epochs": 100},
     "toy": {"epochs": 200, "batch_size": 40, "lr": 1e-2, "schedule": "constant", "coreset_epochs": 200},
-    "split-mnist": {"epochs": 100, "batch_size": 256, "lr": 1e-3},
-    "permuted-mnist": {"epochs": 100, "batch_size": 256},
+    "split-mnist": {"epochs": 100, "batch_size": 256, "lr": 5e-3, "coreset_epochs": 600},
+    "split-mnist-small": {"epochs": 200, "batch_size": 256, "lr": 5e-3, "coreset_epochs": 600},
+    "permuted-mnist": {"epochs": 100, "batch_size": 256, "coreset_epochs": 200},
 }
 _OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
     **{name: {"": {"clip": None}, **_CLIPPED} for name in ("ewc", "dlp", "si", "functional-l2", "replay", "der++")},

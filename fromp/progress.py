@@ -61,14 +61,16 @@ class Watcher:
 
 def results_table(title: str, rows: list[tuple[str, dict]]) -> Table:
     """A table of summaries: one row a name."""
+    transfers = [name for name in ("backward_transfer", "forward_transfer") if any(name in row for _, row in rows)]
     table = Table(title=title, title_justify="left", title_style="bold")
-    for heading in ("", "average accuracy", "backward transfer", "seeds", "seconds a seed"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    table.add_column("")
+    for heading in ("average accuracy", *(name.replace("_", " ") for name in transfers), "seeds", "seconds a seed"):
+        table.add_column(heading, justify="right")
     for name, summary in rows:
         accuracy = summary.get("average_accuracy", {})
         table.add_row(
-            name, percent(accuracy), percent(summary.get("backward_transfer", {})), str(accuracy.get("n", 0)),
-            f"{summary['seconds']['mean']:.0f}" if "seconds" in summary else "",
+            name, percent(accuracy), *(percent(summary.get(transfer, {})) for transfer in transfers),
+            str(accuracy.get("n", 0)), f"{summary['seconds']['mean']:.0f}" if "seconds" in summary else "",
         )  # fmt: skip
     return table
 

@@ -31,7 +31,7 @@ def test_rows_and_table():
     report = {
         "steps": [row],
         "curvature": [bench.curvature_costs("mlp", 1)],
-        "engine": {"ratio": 1.0},
+        "engine": bench.engine_cost(1),
         "memory": [{"network": "mlp"} | dict.fromkeys(bench.CASES, 1.0)],
     }
     assert "| mlp | 1 |" in bench.table(report)
