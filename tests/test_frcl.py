@@ -97,7 +97,7 @@ def test_a_past_task_predicts_as_the_dense_gp_with_todays_kernel(points, monkeyp
     found = frcl.predict(new, task=0)
     torch.testing.assert_close(found.mean[:, 0], gain @ q.mean[0], rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(found.variance[:, 0], variance, rtol=1e-8, atol=1e-8)
-    monkeypatch.setattr("fromp.methods.frcl.TEST_DRAWS", 4000)
+    monkeypatch.setattr("fromp.methods.frcl.TEST_SAMPLES", 4000)
     frcl.likelihood = Bernoulli()
     averaged = frcl.predict_outputs(new, None, 0)
     drawn = found.mean + found.variance.sqrt() * torch.randn(4000, *found.mean.shape).double()

@@ -16,6 +16,8 @@ from fromp.model import Head, device_of, outputs
 Part = tuple[Inputs, Tensor, Head]  # examples of one head
 Training = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
 
+TEST_SAMPLES = 20  # that a test averages over, of methods which predict with a distribution
+
 
 class Loss(NamedTuple):
     """The two things that a step descends the sum of, both scalars."""

@@ -22,10 +22,8 @@ from fromp.examples import Examples, as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.memory import assess, pack, random_score, remember, top, unpack
-from fromp.methods.base import Method, Part, Training, under
+from fromp.methods.base import TEST_SAMPLES, Method, Part, Training, under
 from fromp.model import Head, as_head, check_head, detached, device_of, evaluating, outputs, trainable
-
-TEST_DRAWS = 20
 
 
 class Marginals(NamedTuple):
@@ -245,7 +243,7 @@ class FRCL(Method):
         """The mean prediction over draws of f: (b, c)."""
         mean, variance = self.predict(x, task)
         noise = torch.Generator().manual_seed(0)
-        draws = (torch.randn(mean.shape, generator=noise, dtype=mean.dtype).to(mean) for _ in range(TEST_DRAWS))
+        draws = (torch.randn(mean.shape, generator=noise, dtype=mean.dtype).to(mean) for _ in range(TEST_SAMPLES))
         return torch.stack([self.likelihood.mean(mean + variance.sqrt() * draw) for draw in draws]).mean(0)
 
     def features(self, x: Inputs) -> Tensor:

@@ -14,12 +14,11 @@ from fromp.examples import Examples, SomeExamples, as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, pack, unpack
-from fromp.methods.base import Method, Part, Training, under
+from fromp.methods.base import TEST_SAMPLES, Method, Part, Training, under
 from fromp.methods.coresets import Coreset
 from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
 from fromp.tape import Tape
 
-TEST_SAMPLES = 20
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
 
 _AFFINE: tuple[Callable, ...] = (F.linear, F.conv1d, F.conv2d, F.conv3d)
