@@ -75,40 +75,44 @@ class LastLayer:
         c, i = q.mean.shape
         with torch.no_grad():
             z = phi.double()
-            root = self._root(z)
-            back = self._back(z, root)
+            back, log_det = self._back(z)
             seen = q.second_moment @ back
-            # K_zz^-1 = (I - back Phi') / jitter, so that the trace costs no more than the gradient.
-            trace = (q.second_moment.trace() - (z * seen).sum()) / self.jitter
-            value = 0.5 * (trace - c * i + c * _log_det(root) - q.log_det)
-            slope = (c * back - torch.cholesky_solve(seen, root)).to(phi.dtype)
+            overlap = z.T @ seen
+            # K_zz^-1 = (I - back Phi') / jitter, so that neither the trace nor the gradient needs more than products.
+            trace = (q.second_moment.trace() - overlap.trace()) / self.jitter
+            value = 0.5 * (trace - c * i + c * log_det - q.log_det)
+            slope = (c * back - (seen - back @ overlap) / self.jitter).to(phi.dtype)
         # Same value, same gradient, and linear: nothing has to go back through the Cholesky factor.
         return value.to(phi.dtype) + (slope * (phi - phi.detach())).sum()
 
     def mean_of_weights(self, phi: Tensor, q: Inducing) -> Tensor:
         """E[w_c] under p(w | u) q(u), so that its output at x is K_xz K_zz^-1 mean_c: (c, w)."""
-        z = phi.double()
-        return q.mean @ self._back(z, self._root(z))
+        return q.mean @ self._back(phi.double())[0]
 
     def covariance_of_weights(self, phi: Tensor, q: Inducing) -> Tensor:
         """Cov[w_c] under p(w | u) q(u): (c, w, v)."""
         z = phi.double()
-        back = self._back(z, self._root(z))
+        back, _ = self._back(z)
         prior = torch.eye(z.shape[1], dtype=z.dtype, device=z.device) - z.T @ back
         return prior / self.prior_precision + back.T @ q.covariance @ back
 
     def uncertainty(self, phi: Tensor, scatter: Tensor) -> float:
         """tr(K_xx - K_xz K_zz^-1 K_zx), what points with the features phi leave open; scatter is Phi_x' Phi_x."""
-        explained = (phi.T @ self._back(phi, self._root(phi)) * scatter).sum()
+        explained = (phi.T @ self._back(phi)[0] * scatter).sum()
         return float((scatter.trace() - explained) / self.prior_precision)
 
-    def _root(self, z: Tensor) -> Tensor:
-        """The Cholesky factor of K_zz: (i, j)."""
-        return gp.cholesky((z @ z.T / self.prior_precision)[None], self.jitter)[0]
+    def _back(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """K_zz^-1 Phi / prior_precision, whose transpose leads from values at Z back to weights, and log det K_zz.
 
-    def _back(self, z: Tensor, root: Tensor) -> Tensor:
-        """K_zz^-1 Phi / prior_precision, whose transpose leads from values at Z back to weights: (i, w)."""
-        return torch.cholesky_solve(z, root) / self.prior_precision
+        The Cholesky factor is that of Phi Phi' or of Phi' Phi, whichever is smaller: (i, w), a scalar.
+        """
+        points, features = z.shape
+        ridge = self.jitter * self.prior_precision
+        wide = points <= features
+        root = gp.cholesky((z @ z.T if wide else z.T @ z)[None], ridge)[0]
+        back = torch.cholesky_solve(z, root) if wide else torch.cholesky_solve(z.T, root).T
+        rest = max(points - features, 0) * math.log(ridge)
+        return back, _log_det(root) + rest - points * math.log(self.prior_precision)
 
 
 def exchange(layer: LastLayer, phi: Tensor, chosen: Tensor, tries: int, generator: torch.Generator) -> Tensor:
