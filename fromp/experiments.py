@@ -11,6 +11,7 @@ from torch import nn
 from fromp import data
 from fromp.detection import DETECTORS
 from fromp.errors import FrompError
+from fromp.methods.vcl import STARTS
 from fromp.networks import ACTIVATIONS, cifar_cnn, initialise, mlp
 from fromp.tasks import (
     TOY_VARIATIONS,
@@ -63,6 +64,7 @@ class Settings:
     logit_strength: float = 0.5  # of DER++: how far the stored outputs count
     damping: float = 1e-3  # xi of SI
     initial_deviation: float = 1e-3  # of VCL's weights, and FRCL's of the last layer, before training
+    start: str = "initial"  # where VCL begins each task: there, or at the last `posterior`
     coreset_epochs: int = 0  # over the coreset of VCL, before each test
     search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
     joint_from: int = 1  # the first task after which `joint` is trained, to save time where only the last one counts
@@ -91,6 +93,7 @@ class Settings:
         )
         _require(all(units >= 1 for units in self.hidden), "hidden", self.hidden, "at least 1 unit a layer")
         choose("schedule", self.schedule, SCHEDULES)
+        choose("start", self.start, STARTS)
         choose("activation", self.activation, ACTIVATIONS)
         choose("detector", self.boundaries, ["given", *DETECTORS])
         _require(0 < self.false_alarm < 1, "false_alarm", self.false_alarm, "in (0, 1)")

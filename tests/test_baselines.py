@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from fromp import FROMP, Categorical, Gaussian
+from fromp.errors import FrompError
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, settings_for
 from fromp.memory import random_score
@@ -336,6 +337,21 @@ def test_vcl_starts_each_task_anew_and_leaves_the_heads_of_other_tasks_alone():
     for was, now in zip(start[:2], moments()[:2], strict=True):
         assert torch.equal(now["2.weight"][2:], was["2.weight"][2:])
         assert torch.equal(now["0.weight"], was["0.weight"])
+
+
+def test_vcl_can_start_each_task_where_the_last_one_ended():
+    model = network()
+    method = VCL(model, Categorical(), prior_precision=4.0, initial_deviation=1e-2, seed=0, start="posterior")
+    training = method.begin_task(TensorExamples(*data(0)), None, [])
+    for _ in Fit(method, training, Optimisation(2, 4, 1e-2), seed=0).steps():
+        pass
+    method.end_task(data(0))
+    learned = copies(dict(model.named_parameters())), copies(method.log_deviation)
+    method.begin_task(TensorExamples(*data(1)), None, [])
+    for then, now in zip(learned, (dict(model.named_parameters()), method.log_deviation), strict=True):
+        assert all(torch.equal(now[name], value) for name, value in then.items())
+    with pytest.raises(FrompError, match="start='middle' is not known; use one of initial, posterior"):
+        VCL(model, Categorical(), 4.0, 1e-2, 0, start="middle")
 
 
 def test_a_coreset_is_withheld_and_refined_before_a_test():

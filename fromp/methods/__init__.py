@@ -58,11 +58,14 @@ def _vcl(choose: Callable[..., Coreset | None]) -> Callable[..., Method]:
         coreset_epochs: int,
         batch_size: int,
         lr: float,
+        start: str,
         base: Any,
         seed: int,
     ) -> Method:
         coreset = choose(model, likelihood, memory, base, seed)
-        return VCL(model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr)
+        return VCL(
+            model, likelihood, prior_precision, initial_deviation, seed, coreset, coreset_epochs, batch_size, lr, start
+        )
 
     return build
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fromp import inputs
+from fromp.errors import FrompError
 from fromp.examples import Examples, SomeExamples, as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
@@ -21,6 +22,8 @@ from fromp.tape import Tape
 
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
 
+STARTS = ("initial", "posterior")  # where each task's training begins
+
 _AFFINE: tuple[Callable, ...] = (F.linear, F.conv1d, F.conv2d, F.conv3d)
 
 
@@ -30,8 +33,9 @@ class VCL(Method):
 
     As improved by Swaroop et al. 2019: outputs of linear maps and convolutions are sampled instead of their weights
     (local reparameterisation), and each task starts from small deviations around the model's initial weights: in the
-    last posterior, weights that were of no use are as wide as the prior, and would drown the new data in noise. Weights
-    used in any other way are sampled themselves. The means are the model's own weights. A weight that only other heads
+    last posterior, weights that were of no use are as wide as the prior, and would drown the new data in noise. With
+    start="posterior" it is where each task starts, as in the first of the two papers. Weights used in any other way are
+    sampled themselves. The means are the model's own weights. A weight that only other heads
     use is left out of the KL, and so stays as it was until its own head is trained.
 
     With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
@@ -51,8 +55,12 @@ class VCL(Method):
         coreset_epochs: int = 0,
         batch_size: int = 128,
         lr: float = 1e-3,
+        start: str = "initial",
     ) -> None:
         super().__init__(model, likelihood)
+        if start not in STARTS:
+            raise FrompError(f"start='{start}' is not known; use one of {', '.join(STARTS)}.")
+        self.start = start
         self.coreset, self.coreset_epochs, self.batch_size, self.lr = coreset, coreset_epochs, batch_size, lr
         weights = detached(model, trainable(model))
         self.log_deviation = {
@@ -82,7 +90,8 @@ class VCL(Method):
         x = inputs.move(x, device_of(self.model))
         self._elsewhere = self._of_other_heads(x, head)
         self._sampled = self._not_affine(x, head)
-        self._posterior().take(self._start, {name: 1 - mask for name, mask in self._elsewhere.items()})
+        if self.start == "initial":
+            self._posterior().take(self._start, {name: 1 - mask for name, mask in self._elsewhere.items()})
         self.num_examples = len(examples)
         if self.coreset is None:
             return [(examples, head)]
