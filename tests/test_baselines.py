@@ -380,7 +380,19 @@ def test_a_coreset_refines_its_own_head_to_the_exact_posterior_and_not_the_next_
     torch.manual_seed(0)
     model = nn.Linear(3, 2, bias=False).double()
     build = METHODS["vcl-coreset"].build
-    method = build(model, Gaussian(1.0), 1.0, 0.5, 10, coreset_epochs=400, batch_size=10, lr=1e-2, base=None, seed=0)
+    method = build(
+        model,
+        Gaussian(1.0),
+        1.0,
+        0.5,
+        10,
+        coreset_epochs=400,
+        batch_size=10,
+        lr=1e-2,
+        start="initial",
+        base=None,
+        seed=0,
+    )
     for task in range(2):
         x, _ = data(task, 20)
         examples = TensorExamples(x, x.sum(1) - 2 * task)
@@ -402,7 +414,11 @@ def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
     base = replace(settings_for("toy", {}), epochs=1)
     stream, model = BENCHMARKS["toy"].make(base, 3)
     size = base.memory // 2
-    coreset = METHODS["vcl-memorable"].build(model, Categorical(), 1.0, 0.1, size, 0, 40, 1e-2, base, seed=11).coreset
+    coreset = (
+        METHODS["vcl-memorable"]
+        .build(model, Categorical(), 1.0, 0.1, size, 0, 40, 1e-2, "initial", base, seed=11)
+        .coreset
+    )
     _, other = BENCHMARKS["toy"].make(base, 3)
     fromp = FROMP(other, Categorical(), 2 * base.tau, size, base.prior_precision, base.jitter)
     for place in range(2):
