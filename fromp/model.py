@@ -94,12 +94,13 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off and batch statistics frozen inside; every module's own mode back afterwards."""
+    """Dropout off, batch statistics frozen and autocast off inside; every module's own mode back afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:
-        yield
+        with torch.autocast(device_of(model).type, enabled=False):
+            yield
     finally:
         for module in training:
             module.training = True

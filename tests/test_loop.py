@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fromp import FROMP, Bernoulli, Categorical, IdentityKernel
+from fromp import FROMP, Bernoulli, Categorical, FullKernel, IdentityKernel
 
 
 def network():
@@ -199,3 +199,28 @@ def test_a_copied_model_is_not_needed():
     assert reg.penalty().item() > 0
     model.load_state_dict(before)
     assert reg.penalty().item() == pytest.approx(0, abs=1e-8)
+
+
+@pytest.mark.parametrize("kernel", [FullKernel, IdentityKernel])
+def test_autocast_changes_the_callers_loss_and_nothing_on_memory(kernel):
+    model, reg = remembered(kernel=kernel)
+    with torch.no_grad():
+        model[0].weight += 0.05
+    expected = reg.penalty()
+    expected.backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(task(0)[0]).dtype == torch.bfloat16
+        penalty = reg.penalty()
+    penalty.backward()
+    assert torch.equal(penalty, expected)
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+    _, plain = copy.deepcopy((model, reg))
+    plain.end_task(task(1), head=[2, 3])
+    with torch.autocast("cpu", torch.bfloat16):
+        reg.end_task(task(1), head=[2, 3])
+    assert all(torch.equal(reg.precision[name], value) for name, value in plain.precision.items())
+    assert torch.equal(reg.penalty(), plain.penalty())
+    for mine, its in zip(reg.state()[0].values(), plain.state()[0].values(), strict=True):
+        assert torch.equal(mine, its)
