@@ -80,6 +80,8 @@ WITH_TRANSFER: Columns = {
     "paper's forward transfer": lambda row: _printed(row.forward),
 }
 
+MOST_ROWS = 12  # of a table of choices that is shown unasked
+
 
 def _demo(results: Path) -> str:
     """What `make demo` comes to: the first seed of the toy benchmark."""
@@ -138,7 +140,10 @@ def _selection(name: str) -> Callable[[Path], str]:
             return "Nothing of the choice has been kept."
         columns = {title: column for title, column in COLUMNS.items() if title != "paper"}
         rows = [_row(f"`{path.relative_to(place)}`", name, path.name, path) for path in tried]
-        return _table(rows, columns)
+        table = _table(rows, columns)
+        if len(rows) <= MOST_ROWS:
+            return table
+        return f"<details>\n<summary>The {len(rows)} settings that were tried</summary>\n\n{table}\n\n</details>"
 
     return block
 
