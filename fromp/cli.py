@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fromp import __version__
-from fromp.errors import FrompError
+from fromp.errors import FrompError, install
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fromp: {error.filename or 'a file'}: {error.strerror or error}; choose another place.", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"fromp: {error.name} is not installed; pip install 'fromp[experiments]'.", file=sys.stderr)
+        print(f"fromp: {error.name} is not installed; {install('experiments')}.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fromp: interrupted", file=sys.stderr)
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--task-free", action="store_true", help="find out where tasks begin instead of being told (docs/task-free.md)"
     )
-    _add_run_options(run)
+    _add_run_options(run, "runs/BENCHMARK-METHOD, with -task-free")
     run.set_defaults(command=_run)
 
     compare = commands.add_parser(
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("benchmark", metavar="BENCHMARK")
     compare.add_argument("--methods", required=True, metavar="A,B,C", help="names, separated by commas")
-    _add_run_options(compare)
+    _add_run_options(compare, "runs/BENCHMARK-comparison")
     compare.set_defaults(command=_compare)
 
     tune = commands.add_parser(
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=V1,V2",
         help="values of a setting; repeated, every combination is tried",
     )
-    _add_run_options(tune)
+    _add_run_options(tune, "runs/BENCHMARK-METHOD-tuning")
     tune.set_defaults(command=_tune)
 
     reproduce = commands.add_parser(
@@ -92,17 +92,23 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report)
 
     bench = commands.add_parser("bench", help="measure the cost of a step", description="Measure costs as ratios.")
-    bench.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/bench"))
+    bench.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/bench"), help="default: runs/bench")
     bench.add_argument("--quick", action="store_true", help="fewer repetitions and cases")
     bench.set_defaults(command=_bench)
 
     detect = commands.add_parser(
         "detect", help="try detectors of new tasks on streams", description="Try detectors of new tasks."
     )
-    detect.add_argument("--streams", metavar="A,B,C", help="default: all of them")
-    detect.add_argument("--detectors", metavar="A,B,C", help="default: all of them")
+    detect.add_argument(
+        "--streams", metavar="A,B,C", help="of permuted, split, rotated, recurring, stationary; default: all of them"
+    )
+    detect.add_argument(
+        "--detectors", metavar="A,B,C", help="of calibrated, divergence, welch, adwin, kswin; default: all of them"
+    )
     detect.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N-1; default: 1")
-    detect.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/detection"))
+    detect.add_argument(
+        "--out", metavar="DIR", type=Path, default=Path("runs/detection"), help="default: runs/detection"
+    )
     detect.add_argument("--quick", action="store_true", help="a fifth of each task")
     detect.set_defaults(command=_detect)
 
@@ -122,22 +128,28 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
+def _add_run_options(parser: argparse.ArgumentParser, out: str) -> None:
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1")
     seeds.add_argument("--seed", type=int, metavar="S", help="one seed; default: 0")
-    parser.add_argument("--memory", type=int, metavar="M", help="points kept of each task; tau is scaled with it")
+    parser.add_argument("--memory", type=int, metavar="M", help="points kept of each task; tau grows as they get fewer")
     parser.add_argument("--tasks", type=int, metavar="T", help="learn only the first T tasks")
     parser.add_argument("--epochs", type=int, metavar="E", help="epochs a task")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: runs/BENCHMARK-METHOD")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {out}")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change any setting; repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change any setting (docs/commands.md); repeatable",
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="seeds learned at once, each in a process")
     parser.add_argument(
         "--first-task", type=Path, metavar="DIR", help="share the first task with runs that name the same folder"
     )
-    parser.add_argument("--tensorboard", action="store_true", help="write scalars for TensorBoard (an extra)")
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write scalars for TensorBoard into the run's folder (an extra)"
+    )
     parser.add_argument("--ray", action="store_true", help="spread the seeds over a Ray cluster (an extra)")
     parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
     parser.add_argument(

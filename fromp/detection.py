@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp import gp, inputs
-from fromp.errors import FrompError
+from fromp.errors import FrompError, install
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.model import Weights, evaluating, outputs
@@ -197,9 +197,7 @@ def welch(before: Moments, now: Moments) -> float:
         import numpy as np
         from scipy.stats import ttest_ind_from_stats
     except ImportError as error:
-        raise FrompError(
-            "Welch's t comes from scipy, which is not installed; pip install fromp[experiments]."
-        ) from error
+        raise FrompError(f"Welch's t comes from scipy, which is not installed; {install('experiments')}.") from error
     with np.errstate(divide="ignore", invalid="ignore"):
         t = ttest_ind_from_stats(*before, *now, equal_var=False).statistic
     return float(np.where(np.equal(before.mean, now.mean), 0.0, t).mean())

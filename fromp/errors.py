@@ -19,3 +19,8 @@ class KernelError(FrompError):
 
 class CheckpointError(FrompError):
     """A folder that cannot be read, is damaged, or belongs to something else."""
+
+
+def install(extra: str) -> str:
+    """How to get what an extra of the package needs."""
+    return f"in a clone of fromp: pip install '.[{extra}]'"

@@ -108,7 +108,8 @@ def as_examples(data: Any) -> Examples:
 
 
 def _check_sampler(loader: DataLoader) -> None:
-    sampler = loader.sampler
+    by_batch = loader.batch_size is None and loader.batch_sampler is not None
+    sampler = getattr(loader.batch_sampler, "sampler", loader.batch_sampler) if by_batch else loader.sampler
     whole = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
     if not isinstance(loader.dataset, IterableDataset) and not (whole and len(sampler) == len(loader.dataset)):  # type: ignore[arg-type]
         raise DataError(

@@ -17,7 +17,7 @@ from joblib.externals.loky import get_reusable_executor
 from rich.console import Console
 
 from fromp import results, tensorboard
-from fromp.errors import CheckpointError, FrompError
+from fromp.errors import CheckpointError, FrompError, install
 from fromp.experiments import benchmark
 from fromp.progress import Watcher
 from fromp.progress import console as plain_console
@@ -71,7 +71,8 @@ def learn_all(jobs: Sequence[Job], manner: Manner) -> int:
 
 
 def _learn_each(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> int:
-    codes = _in_turn(one, jobs) if min(manner.jobs, len(jobs)) <= 1 else _at_once(one, jobs, manner)
+    several = jobs and (manner.ray or min(manner.jobs, len(jobs)) > 1)
+    codes = _at_once(one, jobs, manner) if several else _in_turn(one, jobs)
     return max(codes, default=0)
 
 
@@ -105,7 +106,7 @@ def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> 
         try:
             from ray.util.joblib import register_ray
         except ImportError as error:
-            raise FrompError("Ray is not installed; pip install fromp[ray], or leave --ray out.") from error
+            raise FrompError(f"Ray is not installed; {install('ray')}, or leave --ray out.") from error
         register_ray()
     with parallel_config(backend="ray" if manner.ray else "loky"), _terminable():
         parallel = Parallel(n_jobs=min(manner.jobs, len(jobs)), pre_dispatch="n_jobs", batch_size=1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fromp.data.images import Images, unit
+from fromp.data.images import Floats, Images, unit
 from fromp.examples import TensorExamples
 from fromp.model import Head
 
@@ -144,7 +144,7 @@ def output_a_class(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
 class Split(Stream):
     """Each task is some of the classes."""
 
-    def __init__(self, images: Images, groups: Sequence[Sequence[int]], heads: Heads = head_a_task) -> None:
+    def __init__(self, images: Images | Floats, groups: Sequence[Sequence[int]], heads: Heads = head_a_task) -> None:
         self._images, self._groups, self._heads = images, [tuple(group) for group in groups], heads
         layout = [heads(self._groups, place) for place in range(len(groups))]
         self.num_outputs = 1 + max(index for head, labels in layout for index in head or labels)
@@ -170,7 +170,7 @@ class Split(Stream):
 class Permuted(Stream):
     """Every task is all the data with its pixels in another order; the first is unpermuted."""
 
-    def __init__(self, images: Images, num_tasks: int, num_outputs: int, seed: int) -> None:
+    def __init__(self, images: Images | Floats, num_tasks: int, num_outputs: int, seed: int) -> None:
         self._images, self._seed = images, seed
         self._num_tasks, self.num_outputs = num_tasks, num_outputs
         self.input_shape = (images.train_x[0].numel(),)
@@ -231,7 +231,7 @@ class Chain(Stream):
 class Rotated(Stream):
     """Every task is all the images, turned further and further about their centre."""
 
-    def __init__(self, images: Images, degrees: Sequence[float], num_outputs: int) -> None:
+    def __init__(self, images: Images | Floats, degrees: Sequence[float], num_outputs: int) -> None:
         self._images, self._degrees, self.num_outputs = images, tuple(degrees), num_outputs
         self.input_shape = tuple(images.train_x.shape[1:])
 
@@ -296,5 +296,5 @@ def _rotate(x: Tensor, degrees: float) -> Tensor:
     return torch.cat(parts)
 
 
-def _part(images: Images, train: bool) -> tuple[Tensor, Tensor]:
+def _part(images: Images | Floats, train: bool) -> tuple[Tensor, Tensor]:
     return (images.train_x, images.train_y) if train else (images.test_x, images.test_y)

@@ -1,8 +1,8 @@
-"""Scalars for TensorBoard while a run goes on: an extra, `pip install fromp[tensorboard]`."""
+"""Scalars for TensorBoard while a run goes on: an extra, `pip install '.[tensorboard]'`."""
 
 from pathlib import Path
 
-from fromp.errors import FrompError
+from fromp.errors import FrompError, install
 from fromp.runs import Moment, Watch
 
 EVERY_STEPS = 50
@@ -13,7 +13,7 @@ def watcher(path: Path) -> Watch:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise FrompError("TensorBoard is not installed; pip install fromp[tensorboard], or leave it out.") from error
+        raise FrompError(f"TensorBoard is not installed; {install('tensorboard')}, or leave it out.") from error
     writer = SummaryWriter(str(path))
 
     def watch(moment: Moment) -> None:

@@ -14,7 +14,7 @@ import torch
 from fromp import data, folder, metrics
 from fromp.data.images import Images
 from fromp.detection import Calibrated, Detector, Evidence, Verdict, Welch
-from fromp.errors import FrompError
+from fromp.errors import FrompError, install
 from fromp.examples import Batch
 from fromp.experiments import PAIRS, PERMUTED_MNIST, choose
 from fromp.likelihoods import Categorical
@@ -99,9 +99,7 @@ def _river(name: str, **options: Any) -> Callable[[], Detector]:
         try:
             from river import drift
         except ImportError as error:
-            raise FrompError(
-                "river is not installed; pip install fromp[drift], or leave adwin and kswin out."
-            ) from error
+            raise FrompError(f"river is not installed; {install('drift')}, or leave adwin and kswin out.") from error
         return OnLoss(lambda: getattr(drift, name)(**options))
 
     return make

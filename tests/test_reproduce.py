@@ -195,6 +195,16 @@ def test_the_quick_version_is_cheap(tmp_path):
     assert sum(every.values()) < 2 * 600  # of two cores, ten minutes
 
 
+def test_a_time_not_measured_is_that_of_fromp_at_the_cost_of_a_step(tmp_path):
+    kept = Kept(tmp_path)
+    assert kept.seconds(Runs("split-mnist", "ewc")) == kept.seconds(Runs("split-mnist"))
+    (tmp_path / "bench").mkdir()
+    report = {"methods": {"seconds": {"fromp": 4.0, "ewc": 1.0}}}
+    (tmp_path / "bench" / "bench.json").write_text(json.dumps(report))
+    kept = Kept(tmp_path)
+    assert kept.seconds(Runs("split-mnist", "ewc")) == kept.seconds(Runs("split-mnist")) / 4
+
+
 def test_equal_places_have_equal_plans():
     for quick in (False, True):
         plans = {}

@@ -78,6 +78,21 @@ def test_permutations_are_the_same_for_training_and_test_and_differ_between_task
     assert torch.equal(Permuted(images, 3, 6, seed=0).task(2).train.x, second.train.x)
 
 
+@pytest.mark.parametrize(
+    "stream",
+    [
+        lambda images: Split(images, [[0, 1], [2, 3]]),
+        lambda images: Permuted(images, 2, 6, seed=0),
+        lambda images: Rotated(images, [0.0, 30.0], 6),
+    ],
+    ids=["split", "permuted", "rotated"],
+)
+def test_inputs_that_are_floats_already_are_not_scaled_again(images, stream):
+    for of_bytes, of_floats in zip(stream(images), stream(images.floats()), strict=True):
+        assert torch.equal(of_floats.train.x, of_bytes.train.x)
+        assert torch.equal(of_floats.test.x, of_bytes.test.x)
+
+
 def test_rotation_by_a_quarter_is_exact(images):
     stream = Rotated(images, [0, 90], 6)
     upright, turned = stream

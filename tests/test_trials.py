@@ -65,7 +65,7 @@ def test_a_river_detector_cannot_be_saved():
 
 def test_river_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "river", None)
-    with pytest.raises(FrompError, match=r"river is not installed; pip install fromp\[drift\]"):
+    with pytest.raises(FrompError, match=r"river is not installed; in a clone of fromp: pip install '\.\[drift\]'"):
         trials.DETECTORS["adwin"]()
 
 

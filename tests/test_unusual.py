@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, SubsetRandomSampler, TensorDataset
 
 from fromp import FROMP, Categorical, FrompError, IdentityKernel, gp, memorability
 from fromp.cli import main
@@ -261,6 +261,15 @@ def test_a_loader_that_takes_only_some_of_its_dataset():
     chosen = (y < 2).nonzero().flatten().tolist()
     with pytest.raises(FrompError, match=r"SubsetRandomSampler takes only some .* torch.utils.data.Subset"):
         reg.end_task(DataLoader(TensorDataset(x, y), batch_size=4, sampler=SubsetRandomSampler(chosen)))
+    with pytest.raises(FrompError, match=r"list takes only some .* torch.utils.data.Subset"):
+        reg.end_task(DataLoader(TensorDataset(x, y), batch_sampler=[chosen[:2], chosen[2:4]]))
+    batches = BatchSampler(SubsetRandomSampler(chosen), batch_size=4, drop_last=False)
+    with pytest.raises(FrompError, match=r"SubsetRandomSampler takes only some"):
+        reg.end_task(DataLoader(TensorDataset(x, y), batch_sampler=batches))
+    whole = BatchSampler(SequentialSampler(y), batch_size=4, drop_last=True)
+    reg.end_task(DataLoader(TensorDataset(x, y), batch_sampler=whole))
+    assert set(reg.memories.pop().labels.tolist()) == {0, 1, 2, 3}
+    reg = FROMP(network(), Categorical(), memory_size=8)
     reg.end_task(DataLoader(Subset(TensorDataset(x, y), chosen), batch_size=4, shuffle=True))
     assert set(reg.memories[0].labels.tolist()) == {0, 1}
 

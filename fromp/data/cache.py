@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fromp.data.images import Images
-from fromp.errors import DataError
+from fromp.errors import DataError, install
 
 FORMAT = "1"
 
@@ -69,7 +69,7 @@ class Cached:
         try:
             from filelock import FileLock
         except ImportError as error:
-            raise ImportError("fetching data needs filelock: pip install 'fromp[experiments]'.") from error
+            raise ImportError(f"fetching data needs filelock; {install('experiments')}.") from error
         folder = cache_folder()
         scratch = folder / f"{self.name}.unfinished"
         lock = FileLock(folder / f"{self.name}.lock")

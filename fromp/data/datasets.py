@@ -14,7 +14,7 @@ from fromp.data.cache import Cached
 from fromp.data.folder import CanonicalFile, holds, read_files
 from fromp.data.images import Images, every_fifth
 from fromp.data.sources import Progress, Source
-from fromp.errors import DataError
+from fromp.errors import DataError, install
 
 FOLDER_VARIABLE = "FROMP_DATA"
 
@@ -133,7 +133,7 @@ class Digits:
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise ImportError("digits needs scikit-learn: pip install 'fromp[experiments]'.") from error
+            raise ImportError(f"digits needs scikit-learn; {install('experiments')}.") from error
         stored = load_digits()
         sixteenths = torch.from_numpy(stored.images).reshape(-1, 1, 8, 8)
         pixels = (sixteenths * 255 / 16).round().to(torch.uint8)

@@ -36,8 +36,8 @@ class Images:
 
 
 def unit(pixels: Tensor) -> Tensor:
-    """Bytes 0..255 as float32 in [0, 1], same shape."""
-    return pixels.to(torch.float32) / 255
+    """Bytes 0..255 as float32 in [0, 1], same shape; numbers of any other type as they are, in float32."""
+    return pixels.to(torch.float32) / 255 if pixels.dtype == torch.uint8 else pixels.to(torch.float32)
 
 
 def class_names(labels: Sequence[str | int]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fromp.data.images import Floats, class_names, every_fifth, numbered, unit
-from fromp.errors import DataError
+from fromp.errors import DataError, install
 
 NPZ_DIVIDED = (("train_x", "train_y", "test_x", "test_y"), ("x_train", "y_train", "x_test", "y_test"))
 
@@ -23,7 +23,7 @@ def from_npz(path: str | os.PathLike[str]) -> Floats:
     try:
         import numpy
     except ImportError as error:
-        raise ImportError("an .npz file needs numpy: pip install 'fromp[experiments]'.") from error
+        raise ImportError(f"an .npz file needs numpy; {install('experiments')}.") from error
     try:
         with numpy.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored.files}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fromp.data.images import Images, class_names, every_fifth, numbered
-from fromp.errors import DataError
+from fromp.errors import DataError, install
 
 GREY, COLOUR = "L", "RGB"
 GREY_MODES = ("1", GREY)
@@ -39,7 +39,7 @@ def _files(folder: Path) -> list[Path]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("images need pillow: pip install 'fromp[experiments]'.") from error
+        raise ImportError(f"images need pillow; {install('experiments')}.") from error
     endings = Image.registered_extensions()
     classes = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     if not classes:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fromp.data.pickled import Bytes2D, read_batch
-from fromp.errors import DataError
+from fromp.errors import DataError, install
 
 PIXELS = 3 * 32 * 32
 
@@ -58,7 +58,7 @@ def cifar_from_png(png: bytes, labels: bytes, first: int) -> bytes:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("CIFAR-10 as pictures needs pillow: pip install 'fromp[experiments]'.") from error
+        raise ImportError(f"CIFAR-10 as pictures needs pillow; {install('experiments')}.") from error
     with Image.open(io.BytesIO(png)) as picture:
         if (picture.width, picture.mode) != (32 * 32, "RGB"):
             raise DataError(f"a picture {picture.width} wide of mode {picture.mode}, not {32 * 32} and RGB.")

@@ -1,5 +1,6 @@
 """The runs that a table or figure needs, what is there of them, and how long the rest will take."""
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -129,7 +130,7 @@ class Kept:
         return State(runs.seeds, done, again, self.different(runs), len(left) * self.seconds(runs))
 
     def seconds(self, runs: Runs) -> float:
-        """Of a seed: the median of those measured, else as many times FROMP's as it has more steps."""
+        """Of a seed: the median of those measured, else FROMP's, for as many steps and at the method's cost of one."""
         settings, preset = runs.settings, BENCHMARKS[runs.benchmark].settings
         if measured := self._measured.get(_kind(runs.benchmark, runs.method, as_json(settings))):
             return statistics.median(measured)
@@ -137,7 +138,21 @@ class Kept:
         base = statistics.median(of_fromp) if of_fromp else ROUGHLY.get(runs.benchmark, 60.0)
         steps = settings.epochs / settings.batch_size / (preset.epochs / preset.batch_size)
         every_task_again = runs.method == "joint" and settings.joint_from == 1
-        return base * steps * ((settings.tasks + 1) / 2 if every_task_again else 1.0)
+        return (
+            base
+            * steps
+            * self._step_costs.get(runs.method, 1.0)
+            * ((settings.tasks + 1) / 2 if every_task_again else 1)
+        )
+
+    @cached_property
+    def _step_costs(self) -> dict[str, float]:
+        """Of each method against FROMP, as far as `fromp bench` has measured them."""
+        path = self.root / "bench" / "bench.json"
+        if not path.exists():
+            return {}
+        seconds = json.loads(path.read_text())["methods"]["seconds"]
+        return {method: value / seconds["fromp"] for method, value in seconds.items()}
 
     @cached_property
     def _measured(self) -> dict[tuple[Any, ...], list[float]]:
