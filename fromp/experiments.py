@@ -12,7 +12,7 @@ from fromp import data
 from fromp.detection import DETECTORS
 from fromp.errors import FrompError
 from fromp.methods.vcl import STARTS
-from fromp.networks import ACTIVATIONS, PRECISIONS, cifar_cnn, initialise, mlp
+from fromp.networks import ACTIVATIONS, cifar_cnn, initialise, mlp
 from fromp.tasks import (
     TOY_VARIATIONS,
     Blobs,
@@ -76,7 +76,6 @@ class Settings:
     reservoir: int = 5000  # examples of the present task that are kept until its end is found
     hidden: tuple[int, ...] = ()  # units of each hidden layer of an MLP
     activation: str = "relu"
-    precision: str = "float32"  # of a training step; memory, kernels and tests are always in float32
 
     def __post_init__(self) -> None:
         for name in ("tasks", "epochs", "batch_size", "memory", "joint_from"):
@@ -96,7 +95,6 @@ class Settings:
         choose("schedule", self.schedule, SCHEDULES)
         choose("start", self.start, STARTS)
         choose("activation", self.activation, ACTIVATIONS)
-        choose("precision", self.precision, PRECISIONS)
         choose("detector", self.boundaries, ["given", *DETECTORS])
         _require(0 < self.false_alarm < 1, "false_alarm", self.false_alarm, "in (0, 1)")
         _require(self.threshold > 0, "threshold", self.threshold, "positive")
@@ -137,12 +135,11 @@ def _mlp(stream: Stream, settings: Settings) -> nn.Module:
     num_inputs = 1
     for size in stream.input_shape:
         num_inputs *= size
-    return mlp(num_inputs, settings.hidden, stream.num_outputs, settings.activation, settings.precision)
+    return mlp(num_inputs, settings.hidden, stream.num_outputs, settings.activation)
 
 
 def _cnn(stream: Stream, settings: Settings) -> nn.Module:
-    network = cifar_cnn(stream.num_outputs, settings.precision)
-    return network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return cifar_cnn(stream.num_outputs).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _split(name: str, groups: list[list[int]], heads: Heads = head_a_task) -> Callable[[int], Stream]:

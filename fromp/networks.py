@@ -5,37 +5,23 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
-class Mixed(nn.Sequential):
-    """Layers that train in bfloat16 with float32 weights. In evaluation, as memory is always seen, all is float32."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        with torch.autocast(input.device.type, torch.bfloat16, enabled=self.training):
-            outputs: Tensor = super().forward(input)
-        return outputs.to(input.dtype)
-
-
-PRECISIONS: dict[str, type[nn.Sequential]] = {"float32": nn.Sequential, "bfloat16": Mixed}  # of a training step
-
-
-def mlp(
-    num_inputs: int, hidden: Sequence[int], num_outputs: int, activation: str = "relu", precision: str = "float32"
-) -> nn.Module:
+def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int, activation: str = "relu") -> nn.Module:
     """A multi-layer perceptron on flattened inputs."""
     sizes = [num_inputs, *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
-    return PRECISIONS[precision](*layers, nn.Linear(sizes[-1], num_outputs))
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], num_outputs))
 
 
-def cifar_cnn(num_outputs: int, precision: str = "float32") -> nn.Module:
+def cifar_cnn(num_outputs: int) -> nn.Module:
     """The network of Split CIFAR: four convolutions, two linear layers, dropout; for images (3, 32, 32)."""
-    return PRECISIONS[precision](
+    return nn.Sequential(
         *_convolutions(3, 32),
         *_convolutions(32, 64),
         nn.Flatten(),

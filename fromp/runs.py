@@ -358,7 +358,7 @@ def interruptions() -> Iterator[list[int]]:
 def _first_task_name(plan: Plan, seed: int) -> str:
     """One name for all runs whose first task must come out the same."""
     settings = plan.settings
-    network = [settings.hidden, settings.activation, settings.precision]
+    network = [settings.hidden, settings.activation]
     told = [plan.benchmark, seed, asdict(settings.optimisation()), settings.validation, *network]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import networks
 from fromp.examples import TensorExamples
 from fromp.experiments import settings_for
 from fromp.methods import METHODS
@@ -147,21 +146,3 @@ def test_a_restored_method_goes_on_as_if_nothing_had_happened(name):
     assert fit(other, 2) == first
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_trains_in_bfloat16_and_sees_its_memory_in_float32(name):
-    seen = []
-    model = networks.mlp(3, (8,), 6, precision="bfloat16")
-    model[1].register_forward_pre_hook(lambda module, given: seen.append((module.training, given[0].dtype)))
-    model[3].register_forward_hook(lambda module, given, out: seen.append((module.training, out.dtype)))
-    method = make(name, model)
-    for task in range(2):
-        losses = fit(method, task)
-        assert all(torch.isfinite(torch.tensor(losses)))
-    accuracy(method, data(1), HEADS[1], 1)
-    kinds = {(training, dtype) for training, dtype in seen}
-    assert (True, torch.bfloat16) in kinds
-    assert (False, torch.float32) in kinds
-    assert (False, torch.bfloat16) not in kinds
-    assert all(p.dtype == torch.float32 for p in method.parameters())

@@ -262,8 +262,7 @@ class FRCL(Method):
             outputs(self.model, x)
         finally:
             hook.remove()
-        last = seen[-1].to(self._linear.weight.dtype)
-        return torch.cat([last, torch.ones_like(last[:, :1])], 1)
+        return torch.cat([seen[-1], torch.ones_like(seen[-1][:, :1])], 1)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, memories = pack(self.memories)
