@@ -431,7 +431,7 @@ def table(report: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "| network | GGN pass / one backward pass a class | kernels of a task / the same |",
+        "| network | GGN / one backward pass a class over its examples | kernels of a task / the same over memory |",
         "|---|---:|---:|",
     ]
     lines += [

@@ -1,15 +1,17 @@
 """The tables in README.md and docs/, filled from the JSON under results/, so that no measured number is typed."""
 
+import inspect
 import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from fromp import bench, folder, paper, trials
 from fromp.errors import FrompError
-from fromp.experiments import BENCHMARKS, as_text
+from fromp.experiments import BENCHMARKS, Settings, as_text, settings_for
 from fromp.methods import METHODS
 from fromp.report.experiment import Experiment, find
 from fromp.reproduction import EXHIBITS, Kept, Runs, tables
@@ -199,12 +201,40 @@ def _benchmark(name: str) -> Callable[[Path], str]:
 
 def _settings(results: Path) -> str:
     """What a user has to choose, as the presets have it."""
-    names = ("tau", "memory", "prior_precision", "jitter", "lr", "batch_size", "epochs", "schedule")
+    names = ("tau", "memory", "prior_precision", "jitter", "lr", "batch_size", "epochs", "schedule", "clip")
     lines = ["| benchmark | " + " | ".join(f"`{name}`" for name in names) + " |", "|---|" + "---:|" * len(names)]
     for benchmark in ("toy", "split-mnist", "permuted-mnist", "split-cifar"):
         preset = BENCHMARKS[benchmark].settings
         lines.append(f"| `{benchmark}` | " + " | ".join(as_text(getattr(preset, name)) for name in names) + " |")
     return "\n".join(lines)
+
+
+def _all_settings(results: Path) -> str:
+    """Every setting with the comment behind it, and the value that it has unless a preset says otherwise."""
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Settings), re.MULTILINE))
+    rows = [
+        [f"`{field.name}`", comments[field.name], "" if field.default in (MISSING, ()) else as_text(field.default)]
+        for field in fields(Settings)
+    ]
+    return tables.Table(["setting", "what it is", "unless a preset says otherwise"], rows).markdown(numbers=False)
+
+
+def _method_settings(results: Path) -> str:
+    """In what each method's presets differ from FROMP's."""
+    names = ("toy", "split-mnist", "permuted-mnist", "split-cifar")
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for method in METHODS:
+        changes = tuple(
+            _changes(asdict(settings_for(name, {})), asdict(settings_for(name, {}, method))) for name in names
+        )
+        if any(changes):
+            alike.setdefault(changes, []).append(f"`{method}`")
+    rows = [[", ".join(methods), *changes] for changes, methods in alike.items()]
+    return tables.Table(["", *(f"`{name}`" for name in names)], rows).markdown(numbers=False)
+
+
+def _changes(before: dict[str, Any], after: dict[str, Any]) -> str:
+    return ", ".join(f"`{name}={as_text(value)}`" for name, value in after.items() if value != before[name])
 
 
 def _bench(results: Path) -> str:
@@ -242,6 +272,8 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "split-mnist-tau": _against("figure-tau", "tau", "tau / N"),
     "reproduction": _reproduction,
     "settings": _settings,
+    "all-settings": _all_settings,
+    "method-settings": _method_settings,
     "bench": _bench,
     "detection": _detection,
 }

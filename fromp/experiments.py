@@ -48,18 +48,18 @@ def _require(holds: bool, name: str, value: Any, limit: str) -> None:
 class Settings:
     """Everything about a run but its benchmark, its method and its seed."""
 
-    tasks: int
-    epochs: int
-    batch_size: int
-    lr: float
-    tau: float  # in units of N
-    memory: int  # points a task
-    prior_precision: float  # delta
+    tasks: int  # how many of the stream's tasks are learned, from the first on
+    epochs: int  # of each task
+    batch_size: int  # examples of a minibatch
+    lr: float  # learning rate of Adam
+    tau: float  # strength of FROMP's penalty, in units of N
+    memory: int  # points kept of each task
+    prior_precision: float  # delta, the precision of each weight before any data
     jitter: float  # on the kernel's diagonal
     clip: float | None = None  # of the norm of the gradient divided by tau, as the released code has it
-    beta1: float = 0.9
-    beta2: float = 0.999
-    schedule: str = "constant"  # of the learning rate within a task
+    beta1: float = 0.9  # of Adam
+    beta2: float = 0.999  # of Adam
+    schedule: str = "constant"  # of the learning rate within a task, or linear-decay to zero
     strength: float = 1.0  # of what other methods hold on with: lambda of EWC, c of SI, the weight of replayed points
     logit_strength: float = 0.5  # of DER++: how far the stored outputs count
     damping: float = 1e-3  # xi of SI
@@ -70,12 +70,12 @@ class Settings:
     joint_from: int = 1  # the first task after which `joint` is trained, to save time where only the last one counts
     tasks_per_step: int | None = None  # past tasks drawn for each penalty; all of them if none is given
     validation: float = 0.0  # share of the training data to test on instead of the test data, for choosing settings
-    boundaries: str = "given"  # or the detector that finds out where tasks begin
+    boundaries: str = "given"  # or the detector that finds out where tasks begin: calibrated, divergence or welch
     false_alarm: float = 1e-6  # of the calibrated detector, for each minibatch
     threshold: float = 1.3  # of Welch's t
     reservoir: int = 5000  # examples of the present task that are kept until its end is found
     hidden: tuple[int, ...] = ()  # units of each hidden layer of an MLP
-    activation: str = "relu"
+    activation: str = "relu"  # of an MLP: relu, sigmoid or tanh
 
     def __post_init__(self) -> None:
         for name in ("tasks", "epochs", "batch_size", "memory", "joint_from"):

@@ -27,9 +27,12 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def markdown(self) -> str:
-        """For a document or a terminal."""
-        lines = ["| " + " | ".join(self.heads) + " |", "|---|" + "---:|" * (len(self.heads) - 1)]
+    def markdown(self, numbers: bool = True) -> str:
+        """For a document or a terminal; columns of numbers are aligned at the right."""
+        lines = [
+            "| " + " | ".join(self.heads) + " |",
+            "|---|" + ("---:|" if numbers else "---|") * (len(self.heads) - 1),
+        ]
         return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
 
     def csv(self) -> str:
