@@ -76,3 +76,10 @@ def test_the_figure_marks_what_was_found():
     (axes,) = figure.axes
     assert [line.get_xdata()[0] for line in axes.lines[1:]] == [200, 400]
     assert axes.collections[-1].get_offsets().tolist() == [[200.0, np.sin(200.0)]]
+
+
+def test_the_help_names_every_stream_and_detector(capsys):
+    with pytest.raises(SystemExit):
+        main(["detect", "--help"])
+    said = capsys.readouterr().out
+    assert all(name in said for name in (*trials.TRIALS, *trials.DETECTORS))
