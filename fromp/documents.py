@@ -199,6 +199,24 @@ def _benchmark(name: str) -> Callable[[Path], str]:
     return block
 
 
+def _by_task(name: str) -> Callable[[Path], str]:
+    """The accuracy on each task after the last, a row a method with the presets' settings."""
+
+    def block(results: Path) -> str:
+        every = {method: _experiment(results / name / method) for method in METHODS}
+        found = {method: one for method, one in every.items() if one is not None and one.finished}
+        if not found:
+            return "Not run yet."
+        rows = []
+        for method, one in found.items():
+            by_task = zip(*(run["accuracy"][-1] for run in one.finished), strict=True)
+            rows.append([f"`{method}`", *(f"{100 * sum(of) / len(of):.1f}" for of in by_task)])
+        heads = [f"task {place}" for place in range(1, len(rows[0]))]
+        return tables.Table(["", *heads], rows).markdown()
+
+    return block
+
+
 def _settings(results: Path) -> str:
     """What a user has to choose, as the presets have it."""
     names = ("tau", "memory", "prior_precision", "jitter", "lr", "batch_size", "epochs", "schedule", "clip")
@@ -261,6 +279,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "toy-variations": _toy_variations,
     **{name: _benchmark(name) for name in BENCHMARKS if not name.startswith("toy")},
     **{f"{name}-selection": _selection(name) for name in BENCHMARKS},
+    **{f"{name}-by-task": _by_task(name) for name in BENCHMARKS},
     **{
         f"{name}-memory": _against(exhibit, "memory", "points a task")
         for name, exhibit in {
