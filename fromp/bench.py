@@ -97,7 +97,7 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
         report["split_cifar"] = split_cifar_cost(report["steps"], report["curvature"])
     torch.set_num_threads(1)
     report["methods"] = method_costs(3 if quick else 40)
-    report["engine"] = engine_cost(2 if quick else 5)
+    report["engine"] = engine_cost(2 if quick else 15)
     for name in SETTINGS:
         # The slow twin's Jacobians take ten minutes on the CNN.
         cases = [case for case in CASES if (name, case) != ("cnn", "slow twin of it")]
