@@ -35,8 +35,8 @@ class VCL(Method):
     (local reparameterisation), and each task starts from small deviations around the model's initial weights: in the
     last posterior, weights that were of no use are as wide as the prior, and would drown the new data in noise. With
     start="posterior" it is where each task starts, as in the first of the two papers. Weights used in any other way are
-    sampled themselves. The means are the model's own weights. A weight that only other heads
-    use is left out of the KL, and so stays as it was until its own head is trained.
+    sampled themselves. The means are the model's own weights. A weight that only other heads use is left out of the KL,
+    and so stays as it was until its own head is trained.
 
     With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
     tasks is refined on them, head by head, and put back afterwards.

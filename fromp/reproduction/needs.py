@@ -138,12 +138,8 @@ class Kept:
         base = statistics.median(of_fromp) if of_fromp else ROUGHLY.get(runs.benchmark, 60.0)
         steps = settings.epochs / settings.batch_size / (preset.epochs / preset.batch_size)
         every_task_again = runs.method == "joint" and settings.joint_from == 1
-        return (
-            base
-            * steps
-            * self._step_costs.get(runs.method, 1.0)
-            * ((settings.tasks + 1) / 2 if every_task_again else 1)
-        )
+        times = (settings.tasks + 1) / 2 if every_task_again else 1.0
+        return base * steps * times * self._step_costs.get(runs.method, 1.0)
 
     @cached_property
     def _step_costs(self) -> dict[str, float]:

@@ -29,10 +29,8 @@ class Table:
 
     def markdown(self, numbers: bool = True) -> str:
         """For a document or a terminal; columns of numbers are aligned at the right."""
-        lines = [
-            "| " + " | ".join(self.heads) + " |",
-            "|---|" + ("---:|" if numbers else "---|") * (len(self.heads) - 1),
-        ]
+        side = "---:|" if numbers else "---|"
+        lines = ["| " + " | ".join(self.heads) + " |", "|---|" + side * (len(self.heads) - 1)]
         return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
 
     def csv(self) -> str:
