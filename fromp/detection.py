@@ -162,6 +162,7 @@ class Welch(Detector):
         if not 0 < threshold < float("inf"):
             raise FrompError(f"threshold={threshold} is impossible; it must be positive and finite, such as 1.3.")
         self.threshold = threshold
+        _t_test()  # so that it is missed now, or loaded, and not at the first minibatch
         super().__init__(examples)
 
     def begin_task(self) -> None:
@@ -193,14 +194,20 @@ class Moments(NamedTuple):
 
 def welch(before: Moments, now: Moments) -> float:
     """Welch's t, averaged over outputs; 0 for an output that never varies."""
+    np, t_test = _t_test()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = t_test(*before, *now, equal_var=False).statistic
+    return float(np.where(np.equal(before.mean, now.mean), 0.0, t).mean())
+
+
+def _t_test() -> tuple[Any, Any]:
+    """NumPy and SciPy's t-test, which only the paper's detector needs."""
     try:
         import numpy as np
         from scipy.stats import ttest_ind_from_stats
     except ImportError as error:
         raise FrompError(f"Welch's t comes from scipy, which is not installed; {install('experiments')}.") from error
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = ttest_ind_from_stats(*before, *now, equal_var=False).statistic
-    return float(np.where(np.equal(before.mean, now.mean), 0.0, t).mean())
+    return np, ttest_ind_from_stats
 
 
 @final

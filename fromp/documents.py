@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fromp import bench, folder, paper, trials
+from fromp import bench, folder, metrics, paper, trials
 from fromp.errors import FrompError
 from fromp.experiments import BENCHMARKS, Settings, as_text, settings_for
 from fromp.methods import METHODS
@@ -273,6 +273,50 @@ def _detection(results: Path) -> str:
     return trials.table([json.loads(path.read_text(encoding="utf-8")) for path in found])
 
 
+def _task_free(results: Path) -> str:
+    """Permuted MNIST with its boundaries found out, beside the same with them given."""
+    given, rows = _experiment(results / "permuted-mnist" / "fromp-paper"), []
+    for name in ("calibrated", "welch"):
+        found = _experiment(results / "permuted-mnist" / "task-free" / name)
+        if found is None or not found.finished:
+            rows.append([f"`{name}`", "not run"])
+            continue
+        changes = [run["boundaries"] for run in found.finished]
+        delays = [delay for one in changes for delay in one["delays"]]
+        ranges = [one["threshold_range"] for one in changes if "threshold_range" in one]
+        low, high = max((one[0] for one in ranges), default=0.0), min((one[1] for one in ranges), default=0.0)
+        rows.append(
+            [
+                f"`{name}`",
+                f"{sum(delay is not None for delay in delays)} of {len(delays)}",
+                f"{sum(one['false_alarms'] for one in changes)}",
+                f"{low:.2f} to {high:.2f}" if ranges else "none to set",
+                _percent(found.summary["average_accuracy"]),
+                _percent(_differences(found, given)),
+                f"{len(changes)}",
+            ]
+        )
+    heads = [
+        "detector",
+        "changes found",
+        "false alarms",
+        "thresholds that work",
+        "accuracy",
+        "above given",
+        "seeds",
+    ]
+    if given is not None and given.finished:
+        rows.insert(0, ["given", "", "", "", _percent(given.summary["average_accuracy"]), "", f"{len(given.finished)}"])
+    return tables.Table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows]).markdown()
+
+
+def _differences(one: Experiment, other: Experiment | None) -> dict[str, float] | None:
+    """Of the average accuracies of the seeds that both have."""
+    others = {run["seed"]: run["average_accuracy"] for run in (other.finished if other else [])}
+    both = [run["average_accuracy"] - others[run["seed"]] for run in one.finished if run["seed"] in others]
+    return metrics.summarise(both) if both else None
+
+
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "demo": _demo,
     "toy-comparison": _toy_comparison,
@@ -295,6 +339,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "method-settings": _method_settings,
     "bench": _bench,
     "detection": _detection,
+    "task-free": _task_free,
 }
 
 
