@@ -173,7 +173,7 @@ def _compare(options: argparse.Namespace) -> int:
     from fromp import report, results
     from fromp.progress import console, results_table
 
-    methods = [name.strip() for name in options.methods.split(",") if name.strip()]
+    methods = _names(options.methods)
     if not methods:
         raise FrompError(f"--methods {options.methods} names no method; write --methods fromp,finetune.")
     plans = {method: _plan(options, method) for method in methods}
@@ -201,6 +201,11 @@ def _tune(options: argparse.Namespace) -> int:
     return tuning.tune(plans, _seeds(options), out, _manner(options), console())
 
 
+def _names(text: str | None) -> list[str]:
+    """Those of a list with commas."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
 def _plan(options: argparse.Namespace, method: str) -> Any:
     from fromp.experiments import choose, parse_setting, settings_for
     from fromp.methods import METHODS
@@ -210,6 +215,8 @@ def _plan(options: argparse.Namespace, method: str) -> Any:
     changes = dict(parse_setting(text) for text in options.set)
     if getattr(options, "task_free", False):
         changes = {"boundaries": "calibrated", "schedule": "constant", **changes}  # a decay would have to know the end
+        if changes["boundaries"] == "given":
+            raise FrompError("--task-free with boundaries=given is a contradiction; leave one of them out.")
     changes |= {k: v for k in ("memory", "tasks", "epochs") if (v := getattr(options, k)) is not None}
     return Plan(options.benchmark, method, settings_for(options.benchmark, changes, method))
 
@@ -282,8 +289,8 @@ def _bench(options: argparse.Namespace) -> int:
 def _detect(options: argparse.Namespace) -> int:
     from fromp import trials
 
-    streams = options.streams.split(",") if options.streams else list(trials.TRIALS)
-    detectors = options.detectors.split(",") if options.detectors else list(trials.DETECTORS)
+    streams = _names(options.streams) or list(trials.TRIALS)
+    detectors = _names(options.detectors) or list(trials.DETECTORS)
     if options.seeds < 1:
         raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
     trials.main(options.out, streams, detectors, options.seeds, share=0.2 if options.quick else 1.0)

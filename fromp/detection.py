@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from fromp import gp, inputs
 from fromp.errors import FrompError, install
+from fromp.examples import Batch
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.model import Weights, evaluating, outputs
 
 FALSE_ALARM = 1e-6  # for each minibatch
+ENOUGH = 2000  # examples of the present task to compare those in doubt with
 
 
 class Verdict(Enum):
@@ -47,10 +49,13 @@ class Evidence:
         examples: int | None = None,  # that networks are run on for the sake of looking
         f: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
         precision: Callable[[], Weights] | None = None,  # of the weights, for the signals that want it
+        held: Sequence[Batch] = (),  # the minibatches before this one that are in doubt, and not trained on either
+        sample: Callable[[], Batch] | None = None,  # examples of the present task
     ) -> None:
         self.model, self.past, self.likelihood, self._precision = model, past, likelihood, precision
         self.few, self._f = inputs.take(x, slice(0, examples)), f
         self.y = y[:examples] if f is None else y
+        self._last, self._held, self._sample = (x, y), held, sample
 
     @cached_property
     def now(self) -> Tensor:
@@ -68,7 +73,7 @@ class Evidence:
     @cached_property
     def before(self) -> Tensor:
         """f of the network as the task found it, for the first few: (few, c)."""
-        with torch.no_grad():
+        with evaluating(self.past), torch.no_grad():
             return outputs(self.past, self.few)
 
     @cached_property
@@ -77,6 +82,25 @@ class Evidence:
         if self._precision is None:
             raise FrompError("a divergence needs the precision of the weights; give it, as TaskFree does.")
         return self._precision()
+
+    def chance(self, signal: "Signal", minibatches: int) -> float:
+        """P of a signal as low as it is on the last minibatches, if they were of the present task like its sample.
+
+        One network sees both, so that it makes no difference how good it is at the moment. 0 without a sample.
+        """
+        if self._sample is None:
+            return 0.0
+        doubtful = [*self._held, self._last][-minibatches:]
+        x, y = self._sample()
+        size = max(len(labels) for _, labels in doubtful)
+        places = torch.arange(min(len(y), ENOUGH)).split(max(size, 32))
+        known = [(inputs.take(x, part), y[part]) for part in places]
+        at_doubtful, at_known = (torch.cat([signal(self._at(*batch)) for batch in of]) for of in (doubtful, known))
+        return chance_of_lower(at_doubtful, at_known)
+
+    def _at(self, x: Inputs, y: Tensor) -> "Evidence":
+        """The same networks at other examples."""
+        return Evidence(self.model, self.past, self.likelihood, x, y, precision=self._precision)
 
 
 Signal: TypeAlias = Callable[[Evidence], Tensor]  # one number for each example, low on data of a new task: (b,)
@@ -131,6 +155,16 @@ class Detector(ABC):
         self.fresh = 1  # how many minibatches are of the new task when there is one: the last, and those held before
         self.begin_task()
 
+    def _take_down(self, values: Sequence[float]) -> None:
+        """What a minibatch came to, for those who draw it."""
+        self.values = values
+        if not all(map(math.isfinite, values)):
+            said = ", ".join(f"{name} = {value:g}" for name, value in zip(self.names, values, strict=True))
+            raise FrompError(
+                f"the minibatch cannot be judged ({said}); look for inputs or outputs that are not finite, "
+                "or lower the learning rate."
+            )
+
     @abstractmethod
     def begin_task(self) -> None:
         """Forget the minibatches so far: they were of another task."""
@@ -170,11 +204,14 @@ class Welch(Detector):
 
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
         squares = squared_differences(evidence).double()
-        deviation, mean = torch.std_mean(squares, 0)
-        now = Moments(mean.tolist(), deviation.tolist(), len(squares))
+        mean = squares.mean(0)
+        if len(squares) < 2:  # a last minibatch of a single example has no variance; the next goes by those before it
+            self._take_down([float(mean.sum()), 0.0])
+            return Verdict.SAME
+        now = Moments(mean.tolist(), squares.std(0).tolist(), len(squares))
         t = 0.0 if self._last is None else welch(self._last, now)
         self._last = now
-        self.values = float(mean.sum()), t
+        self._take_down([float(mean.sum()), t])
         return Verdict.NEW if armed and t > self.threshold else Verdict.SAME
 
     def state(self) -> dict[str, Any]:
@@ -223,9 +260,12 @@ class Calibrated(Detector):
 
     That any order is as likely is an assumption, and this is done for it. Early in a task the values still rise: only
     the younger half of the task's minibatches counts, `window` of them at most. A rise makes alarms rarer. The
-    minibatches in doubt are held back untrained, so that all r are seen by the same weights and differ by chance
-    alone; nothing is learned from a minibatch of the new task before the old one has been remembered. A doubt lasts
-    as long as their mean rank is no higher than the one that the test asks for in the end.
+    minibatches in doubt are held back untrained; nothing is learned from a minibatch of the new task before the old one
+    has been remembered. A doubt lasts as long as their mean rank is no higher than the one that the test asks for in
+    the end. Then the r minibatches have been seen by one network, the n before by others: if this one happens to be
+    bad, all r are low. So the same test, at the same level, is made once more on their examples and on a sample of the
+    present task's, all seen by the network as it is. Only what passes both is a new task. The sample has been trained
+    on, which could make new examples look worse: that is what the first test knows nothing of.
 
     There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
     network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
@@ -269,14 +309,15 @@ class Calibrated(Detector):
         self._runs: list[Run] = []  # of each test, as it was set up when the doubt began
 
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
-        self.values = values = [float(signal(evidence).mean()) for signal in self._signals]
+        values = [float(signal(evidence).mean()) for signal in self._signals]
+        self._take_down(values)
         if not self._held:
             self._runs = self._set_up() if armed else []
         self._held.append(values)
         ranks = [bisect_right(column, value) for column, value in zip(self._sorted, values, strict=True)]
         for run in self._runs:
             run.count(ranks[run.signal])
-        if passed := [run.length for run in self._runs if run.length == run.needed]:
+        if passed := [run.length for run in self._runs if run.length == run.needed and self._confirmed(run, evidence)]:
             self.fresh = min(passed)
             return Verdict.NEW
         if any(run.length for run in self._runs) and len(self._held) < 2 * max(run.needed for run in self._runs):
@@ -285,6 +326,14 @@ class Calibrated(Detector):
             self._note(known)
         self._held = []
         return Verdict.SAME
+
+    def _confirmed(self, run: "Run", evidence: Evidence) -> bool:
+        """Whether its minibatches are lower than the task also when one network sees both; else it starts again."""
+        chance = evidence.chance(self._signals[run.signal], run.needed)
+        if chance > self.false_alarm / len(self.tests):
+            run.clear()
+            return False
+        return True
 
     def _set_up(self) -> "list[Run]":
         n = len(self._recent)
@@ -332,7 +381,11 @@ class Run:
         """Take the next minibatch into account."""
         self.length, self.ranks = self.length + 1, self.ranks + rank
         if self.ranks * self.needed > self.highest * self.length:
-            self.length = self.ranks = 0
+            self.clear()
+
+    def clear(self) -> None:
+        """Start again with the next minibatch."""
+        self.length = self.ranks = 0
 
 
 DETECTORS: dict[str, Callable[..., Detector]] = {
@@ -364,3 +417,12 @@ def mann_whitney(n: int, r: int) -> Tensor:
         padded = torch.nn.functional.pad(chance, (0, -size % i))
         chance = padded.view(-1, i).cumsum(0).flatten()[:size] * i / (n + i)
     return chance.cumsum(0)
+
+
+def chance_of_lower(some: Tensor, others: Tensor) -> float:
+    """P of a rank sum as low as that of `some` among both, if every order is as likely: its normal limit, with ties."""
+    _, place, counts = torch.cat([some, others]).double().unique(return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]  # equal values share the mean of their ranks
+    spread = float((ranks.var() * len(others) / (len(some) * len(ranks))).sqrt())
+    excess = float(ranks[: len(some)].mean()) - (len(ranks) + 1) / 2
+    return 0.5 * math.erfc(-excess / spread / math.sqrt(2)) if spread else 1.0

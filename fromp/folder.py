@@ -28,10 +28,7 @@ def write(folder: str | os.PathLike, kind: str, tensors: dict[str, Tensor], stat
     except OSError as error:
         raise CheckpointError(f"{folder} cannot be made a folder ({error.strerror}); choose another.") from error
     contents = {
-        "tensors": (
-            ".safetensors",
-            serialise_tensors({name: t.detach().contiguous() for name, t in tensors.items()}),
-        ),
+        "tensors": (".safetensors", serialise_tensors(_apart(tensors))),
         "state": (".json", json.dumps(state, indent=1).encode()),
     }
     files = {}
@@ -99,6 +96,17 @@ def replace(path: Path, data: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with memory of their own: weights may be tied, and a tensor be both an input and a label."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.detach().contiguous().clone() if place in seen else tensor.detach().contiguous()
+        seen.add(place)
+    return apart
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fromp import folder, inputs
 from fromp.detection import Calibrated, Detector, Evidence, Verdict
-from fromp.errors import FrompError
+from fromp.errors import CheckpointError, FrompError
 from fromp.examples import Batch
 from fromp.inputs import Inputs
 from fromp.methods.base import Loss, Method, Part, Training, under
-from fromp.model import Weights, outputs
+from fromp.model import Weights, device_of, evaluating, outputs
 from fromp.reservoir import Reservoir
 from fromp.training import Fit, Optimisation, descend, moments, restore_moments, step
 
@@ -39,7 +39,8 @@ class TaskFree:
     optimizer: its state starts anew with each task, as in the paper.
     detector: `Calibrated()`, `Calibrated.on_divergence()`, or `Welch(threshold)` for the paper's.
     reservoir: distinct examples of the present task that are kept, to remember it by when it ends.
-    shortest: examples that a task has at least; no change is looked for before, nor in its first ten minibatches.
+    shortest: distinct examples that a task has at least; no change is looked for before, nor in its first ten
+        minibatches.
     clip: of the norm of the gradient.
     seed: of the choice of examples.
     """
@@ -62,6 +63,11 @@ class TaskFree:
                 f"reservoir={reservoir} never holds the {shortest} examples of the shortest task; "
                 "enlarge it, or lower `shortest`."
             )
+        if (memory := getattr(method, "memory_size", 0)) > shortest:
+            raise FrompError(
+                f"memory_size={memory} is more than the {shortest} examples of the shortest task; "
+                "enlarge `shortest`, and the reservoir with it, or lower memory_size."
+            )
         if type(method).begin_task is not Method.begin_task:
             raise FrompError(
                 f"{type(method).__name__} must be told when a task begins; use a method that need not, such as FROMP."
@@ -75,11 +81,8 @@ class TaskFree:
         self._seen, self._age = 0, 0  # minibatches in all, and of the present task
         self._held: list[Batch] = []
         self._past = copy.deepcopy(method.model).eval().requires_grad_(False)
-        # One pass can serve to look and to learn, unless the method has a loss of its own, or the pass writes on
-        # buffers, as batch norm does in training: a minibatch in doubt must leave nothing behind.
-        plain = (type(method).loss, type(method).data_loss) == (Method.loss, Method.data_loss)
-        self._shared = plain and next(method.model.buffers(), None) is None
-        self._first: Tensor | None = None  # nll of the first minibatch held back: the weights are still those
+        self._shared: bool | None = None  # whether one pass serves to look and to learn, once it is known
+        self._first: Tensor | None = None  # nll of the minibatch, if it is the first to be trained on
 
     @property
     def model(self) -> nn.Module:
@@ -88,6 +91,8 @@ class TaskFree:
 
     def observe(self, x: Inputs, y: Tensor) -> Verdict:
         """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
+        if self._shared is None:
+            self._shared = self._one_pass(x)
         for batch in self._admit(x, y, outputs(self.model, x) if self._shared else None):
             self._descend(batch)
         return self.verdict
@@ -95,12 +100,16 @@ class TaskFree:
     def admit(self, x: Inputs, y: Tensor, f: Tensor | None = None) -> Iterator[Batch]:
         """The same for a loop of one's own: yields the minibatches to train on now, none while it is unsure.
 
+        Go through all of them before the next call: a task that has ended is remembered between two of them.
+
         f: the outputs of the model at x, if they are known; this saves computing some of them.
         """
         return self._admit(x, y, None if f is None else f.detach())
 
     def _admit(self, x: Inputs, y: Tensor, f: Tensor | None) -> Iterator[Batch]:
         self.verdict = self._examine(x, y, f)
+        if self.verdict is Verdict.UNSURE:  # the caller may fill the same tensors with the next minibatch
+            x, y, self._first = inputs.transform(torch.clone, x), y.clone(), None
         self._held.append((x, y))
         self._seen += 1
         if self.verdict is Verdict.NEW:
@@ -110,9 +119,13 @@ class TaskFree:
         if self.verdict is not Verdict.UNSURE:
             yield from self._accept(len(self._held))
 
+    def release(self) -> Iterator[Batch]:
+        """What is still held back, to train on: for a loop of one's own, when a stream ends or before `end_task`."""
+        return self._accept(len(self._held))
+
     def end_task(self) -> None:
-        """Learn from what is held back, and remember the task: for a boundary that is known after all."""
-        for batch in self._accept(len(self._held)):
+        """Learn from what is held back, and remember the task: for a boundary that is known, or the stream's end."""
+        for batch in self.release():
             self._descend(batch)
         self._remember(Boundary(self._seen, self._seen))
 
@@ -127,6 +140,11 @@ class TaskFree:
     def load(self, path: str | os.PathLike) -> None:
         """Go on from what `save` wrote, with the same kind of model, method, optimiser and detector."""
         tensors, state = folder.read(path, "task-free")
+        for name, mine in self._kind().items():
+            if state[name] != mine:
+                raise CheckpointError(
+                    f"{os.fspath(path)} was saved with {name} {state[name]}, this learner has {mine}; make it the same."
+                )
         self.model.load_state_dict(under(tensors, "model."))
         self.method.restore(under(tensors, "method."), state["method"])
         self.restore(tensors, state)
@@ -142,7 +160,15 @@ class TaskFree:
             tensors[f"held.{place}.labels"] = y
         return tensors, {
             "boundaries": self.boundaries, "seen": self._seen, "age": self._age, "reservoir": reservoir,
-            "held": [inputs.structure(x) for x, _ in self._held], "detector": self.detector.state(),
+            "held": [inputs.structure(x) for x, _ in self._held], "detector": self.detector.state(), **self._kind(),
+        }  # fmt: skip
+
+    def _kind(self) -> dict[str, Any]:
+        """What must be the same where a saved state is loaded."""
+        detector = self.detector
+        return {
+            "detector's kind": type(detector).__name__, "detector's values": list(detector.names),
+            "reservoir's size": self.reservoir.capacity, "reservoir's seed": self.reservoir.seed,
         }  # fmt: skip
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -153,19 +179,44 @@ class TaskFree:
         self._past.load_state_dict(under(tensors, "past."))
         restore_moments(self.optimizer, under(tensors, "optimizer."))
         self.detector.restore(state["detector"])
-        self._held, self._first = [], None
+        self._held, self._first, device = [], None, device_of(self.model)
         for place, structure in enumerate(state["held"]):
-            own = under(tensors, f"held.{place}.")
+            own = {name: part.to(device) for name, part in under(tensors, f"held.{place}.").items()}
             parts = iter([own[f"input.{k}"] for k in range(len(own) - 1)])
             self._held.append((inputs.assemble(structure, parts), own["labels"]))
 
     def _examine(self, x: Inputs, y: Tensor, f: Tensor | None) -> Verdict:
         likelihood, examples = self.method.likelihood, self.detector.examples
         armed = self._age >= self.FIRST and self.reservoir.distinct >= self.shortest
-        evidence = Evidence(self.model, self._past, likelihood, x, y, examples, f, self._precision)
+        evidence = Evidence(
+            self.model, self._past, likelihood, x, y, examples, f, self._precision, self._held, self._sample
+        )
         if not self._held:
             self._first = evidence.nll if f is not None and f.requires_grad else None
         return self.detector.examine(evidence, armed)
+
+    def _one_pass(self, x: Inputs) -> bool:
+        """Whether the pass that learns can serve to look: it must give what evaluation does, and leave nothing behind.
+
+        With dropout it gives something else, and with batch norm it writes on buffers, also for minibatches in doubt.
+        A method may have a loss of its own.
+        """
+        model, method = self.model, type(self.method)
+        plain = (method.loss, method.data_loss) == (Method.loss, Method.data_loss)
+        if not plain or next(model.buffers(), None) is not None:
+            return False
+        with torch.random.fork_rng([]), torch.no_grad():
+            state = torch.get_rng_state()
+            learning = outputs(model, x)
+            if not torch.equal(state, torch.get_rng_state()):
+                return False
+            with evaluating(model):
+                return torch.equal(learning, outputs(model, x))
+
+    def _sample(self) -> Batch:
+        """Some of the present task."""
+        sample = self.reservoir.sample()
+        return sample.x, sample.y
 
     def _precision(self) -> Weights:
         """Of the weights, as the past tasks left it."""

@@ -26,6 +26,7 @@ from fromp.tasks import Permuted, Rotated, Split, Stream, output_a_class
 from fromp.training import accuracy, hash_seed
 
 BATCH_SIZE = 128
+COSTS = ("cost", "first_task_cost", "sample_cost")  # of looking, of it in the first task, and of the sample
 
 
 @dataclass(frozen=True)
@@ -114,31 +115,18 @@ DETECTORS: dict[str, Callable[[], Detector]] = {
 }
 
 
-@final
-class Timed(Detector):
-    """Another detector, and how long it took for the last minibatch."""
+class Stopwatch:
+    """A function, and how long it has taken in all."""
 
-    names = ()
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self.seconds = function, 0.0
 
-    def __init__(self, detector: Detector) -> None:
-        self._detector, self.seconds = detector, 0.0
-        super().__init__(detector.examples)
-
-    def begin_task(self) -> None:
-        self._detector.begin_task()
-
-    def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
+    def __call__(self, *given: Any) -> Any:
         start = time.perf_counter()
-        verdict = self._detector.examine(evidence, armed)
-        self.seconds = time.perf_counter() - start
-        self.values, self.fresh = self._detector.values, self._detector.fresh
-        return verdict
-
-    def state(self) -> dict[str, Any]:
-        return self._detector.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._detector.restore(state)
+        try:
+            return self._function(*given)
+        finally:
+            self.seconds += time.perf_counter() - start
 
 
 def main(
@@ -147,6 +135,10 @@ def main(
     """Try every detector on every stream, those apart that `out` has already; a file a stream, and one table."""
     for trial in trials:
         choose("stream", trial, TRIALS)
+    for detector in detectors:
+        choose("detector", detector, DETECTORS)
+        DETECTORS[detector]()  # what it needs may not be installed
+    for trial in trials:
         path = out / f"{trial}.json"
         runs = json.loads(path.read_text())["runs"] if path.exists() else []
         for detector, seed in itertools.product(detectors, range(seeds)):
@@ -163,22 +155,34 @@ def main(
 def table(reports: Sequence[dict[str, Any]]) -> str:
     """The reports as Markdown, for the terminal and for docs/task-free.md; a row sums up all seeds."""
     lines = [
-        "| stream | detector | changes found | median delay | false alarms | % of a step | accuracy, % |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| stream | detector | changes found | delay: median, largest | false alarms "
+        "| looking, % of a step | in the first task | sample, % of a step | accuracy, % | seeds |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for report in reports:
-        for detector in dict.fromkeys(one["detector"] for one in report["runs"]):
-            runs = [one for one in report["runs"] if one["detector"] == detector]
+        for kind in dict.fromkeys(map(_kind, report["runs"])):
+            runs = [one for one in report["runs"] if _kind(one) == kind]
+            detector, dataset, share = kind
+            title = report["title"] + ("" if dataset == "mnist" else f", {dataset}") + _of_each_task(share)
             delays = [delay for one in runs for delay in one["delays"]]
             found = [delay for delay in delays if delay is not None]
+            costs = [100 * statistics.mean(one[name] for one in runs) for name in COSTS]
             lines.append(
-                f"| {report['title']} | `{detector}` | {len(found)} of {len(delays)} "
-                f"| {f'{statistics.median(found):g}' if found else ''} "
+                f"| {title} | `{detector}` | {len(found)} of {len(delays)} "
+                f"| {f'{statistics.median(found):g}, {max(found)}' if found else ''} "
                 f"| {sum(one['false_alarms'] for one in runs)} in {sum(one['minibatches'] for one in runs):,} "
-                f"| {100 * statistics.mean(one['cost'] for one in runs):.0f} "
-                f"| {100 * statistics.mean(one['average_accuracy'] for one in runs):.1f} |"
+                f"| {' | '.join(f'{cost:.0f}' for cost in costs)} "
+                f"| {100 * statistics.mean(one['average_accuracy'] for one in runs):.1f} | {len(runs)} |"
             )
     return "\n".join(lines)
+
+
+def _kind(one: dict[str, Any]) -> tuple[str, str, float]:
+    return one["detector"], one["dataset"], one["share"]
+
+
+def _of_each_task(share: float) -> str:
+    return "" if share == 1 else f", {100 * share:g} % of each task"
 
 
 def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share: float = 1.0) -> dict[str, Any]:
@@ -189,26 +193,34 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
     pixels = images.train_x[0].numel()
     model = initialise(lambda: mlp(pixels, settings.hidden, 10), seed)
     method = FROMP(model, Categorical(), settings.tau, 100, settings.prior_precision, settings.jitter)
-    timed = Timed(DETECTORS[detector]())
-    clip = settings.optimisation().clip
-    learner = TaskFree(method, settings.optimisation().optimizer(method.parameters()), timed, reservoir=2000, clip=clip)
-    starts, seen, looking, learning = [], 0, 0.0, 0.0
+    optimisation, looks = settings.optimisation(), DETECTORS[detector]()
+    optimizer = optimisation.optimizer(method.parameters())
+    learner = TaskFree(method, optimizer, looks, reservoir=2000, clip=optimisation.clip)
+    examine, keep = Stopwatch(looks.examine), Stopwatch(learner.reservoir.add)
+    vars(looks)["examine"], vars(learner.reservoir)["add"] = examine, keep
+    starts, seen, costs = [], 0, []
     with threads(model):
         model.train()
         for part in stream.parts(images, seed, share):
             starts.append(seen)
+            looking = keeping = learning = 0.0
             for x, y in part:
+                examine.seconds = keep.seconds = 0.0
                 start = time.perf_counter()
                 verdict = learner.observe(x, y)
                 took = time.perf_counter() - start
-                if verdict is not Verdict.NEW:  # that takes the time to remember a task
-                    looking += timed.seconds if verdict is Verdict.SAME else took
-                    learning += took - timed.seconds if verdict is Verdict.SAME else 0.0
                 seen += 1
+                if verdict is Verdict.NEW:  # that takes the time to remember a task
+                    continue
+                keeping += keep.seconds
+                looking += examine.seconds if verdict is Verdict.SAME else took  # its pass has to be made again
+                learning += took - examine.seconds - keep.seconds if verdict is Verdict.SAME else 0.0
+            costs.append((looking, keeping, learning))
+    looking, keeping, learning = map(sum, zip(*costs, strict=True))
     tests = [stream.tasks(images, seed).task(number).test for number in sorted(set(stream.order))]
     return {
         "stream": trial, "detector": detector, "seed": seed, "dataset": dataset, "share": share, "minibatches": seen,
         **metrics.detection(starts[1:], learner.boundaries),
-        "cost": looking / learning,
+        "cost": looking / learning, "first_task_cost": costs[0][0] / costs[0][2], "sample_cost": keeping / learning,
         "average_accuracy": sum(accuracy(method, test, None, 0) for test in tests) / len(tests),
     }  # fmt: skip

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import quad
-from scipy.stats import norm, ttest_ind
+from scipy.stats import mannwhitneyu, norm, ttest_ind
 from torch import nn
 
 from fromp import Calibrated, Categorical, Prediction, Welch, gp
 from fromp.detection import (
     Evidence,
     Verdict,
+    chance_of_lower,
     distance,
     divergence,
     fit,
@@ -150,10 +151,11 @@ def watched(draw, minibatches, false_alarm, runs):
         return values
 
     detector = Calibrated(false_alarm, tests=[(signal, run) for run in runs], window=60, examples=None)
+    unsampled = evidence(*networks(), 2, 0)
     alarms = 0
     for _ in range(minibatches):
         values[0] = draw()
-        if detector.examine(None) is Verdict.NEW:
+        if detector.examine(unsampled) is Verdict.NEW:
             alarms += 1
             detector.begin_task()
     return alarms
@@ -174,31 +176,120 @@ def test_false_alarms_are_as_rare_as_stated_whatever_the_tails(name, runs):
     assert 0.15 * expected < alarms < expected + 3 * math.sqrt(expected)
 
 
-def itself():
+class Given:
+    """Evidence that is a value itself."""
+
+    def __init__(self, value, chance=0.0):
+        self.value, self._chance = value, chance
+
+    def chance(self, signal, minibatches):
+        return self._chance
+
+
+def itself(*runs):
     """A detector whose evidence is the signal."""
 
     def signal(evidence):
-        return evidence
+        return torch.tensor([float(evidence.value)])
 
-    return Calibrated(tests=[(signal, 4), (signal, 12)])
+    return Calibrated(tests=[(signal, run) for run in runs or (4, 12)])
 
 
 def test_a_rise_raises_no_alarm_and_a_drop_does():
     detector = itself()
     chance = random.Random(1)
     for step in range(400):
-        assert detector.examine(torch.tensor([step / 100 + chance.gauss(0, 1)])) is not Verdict.NEW
-    verdicts = [detector.examine(torch.tensor([-9.0 - step])) for step in range(4)]
+        assert detector.examine(Given(step / 100 + chance.gauss(0, 1))) is not Verdict.NEW
+    verdicts = [detector.examine(Given(-9.0 - step)) for step in range(4)]
     assert verdicts == [Verdict.UNSURE] * 3 + [Verdict.NEW]
+
+
+def test_a_drop_that_the_task_shares_is_none():
+    """The network was bad for a moment, and is so on the task's own examples: what is held back is let go."""
+    detector = itself(4)
+    for step in range(400):
+        detector.examine(Given(math.sin(step)))
+    verdicts = [detector.examine(Given(-9.0, chance=0.2)) for _ in range(4)]
+    assert verdicts == [Verdict.UNSURE] * 3 + [Verdict.SAME]
+    assert [detector.examine(Given(-19.0)) for _ in range(4)][-1] is Verdict.NEW
+
+
+@pytest.mark.parametrize(("correlation", "weight"), [(0.5, 0.5), (0.5, 1.0), (0.9, 0.5)])
+def test_weights_that_come_and_go_raise_no_alarm(correlation, weight):
+    """Values of a minibatch share what the weights do; those held back are all seen by the same weights."""
+    generator = torch.Generator().manual_seed(0)
+    common, values, held, alarms = torch.zeros(()), torch.zeros(16), [], 0
+
+    def signal(one):
+        return one.y + common
+
+    detector = Calibrated(1e-4, tests=[(signal, 4), (signal, 24)], window=100)
+    model, past = networks()
+    task = torch.randn(500, generator=generator, dtype=torch.double)
+    for _ in range(3000):
+        values = torch.randn(16, generator=generator, dtype=torch.double)
+        batch = torch.zeros(16, 3), values
+        one = Evidence(model, past, Categorical(), *batch, held=held, sample=lambda: (torch.zeros(500, 3), task))
+        verdict = detector.examine(one)
+        if verdict is Verdict.NEW:
+            alarms += 1
+            detector.begin_task()
+        if verdict is Verdict.UNSURE:
+            held = [*held, batch]
+        else:
+            noise = torch.randn((), generator=generator)
+            held, common = [], correlation * common + weight * (1 - correlation**2) ** 0.5 * noise
+    assert alarms <= 2
+
+
+def test_the_chance_of_lower_values_is_scipys_with_ties():
+    generator = torch.Generator().manual_seed(0)
+    for size, shift in ((40, 0.0), (40, 0.4), (300, 0.2)):
+        some = (torch.randn(size, generator=generator) - shift).mul(3).round()
+        others = torch.randn(120, generator=generator).mul(3).round()
+        expected = mannwhitneyu(some, others, alternative="less", use_continuity=False, method="asymptotic").pvalue
+        assert chance_of_lower(some, others) == pytest.approx(expected, rel=1e-6)
+    assert chance_of_lower(torch.ones(5), torch.ones(7)) == 1.0
+
+
+def test_the_chance_is_that_of_the_last_minibatches_against_the_sample():
+    model, past = networks()
+    batches = [(torch.randn(20, 3), torch.randint(4, (20,))) for _ in range(3)]
+    x, y = torch.randn(90, 3), torch.randint(4, (90,))
+    one = Evidence(model, past, Categorical(), *batches[2], 8, held=batches[:2], sample=lambda: (x, y))
+    at = [distance(Evidence(model, past, Categorical(), *batch)) for batch in (*batches, (x, y))]
+    assert one.chance(distance, 2) == pytest.approx(chance_of_lower(torch.cat(at[1:3]), at[3]))
+    assert one.chance(distance, 1) == pytest.approx(chance_of_lower(at[2], at[3]))
+
+
+@pytest.mark.parametrize("detector", [Welch(), itself()])
+def test_what_is_not_finite_is_no_evidence(detector):
+    model, past = networks()
+    one = evidence(model, past, 20, 0)
+    one.value = math.nan
+    with torch.no_grad():
+        model[0].weight.fill_(math.nan)
+    with pytest.raises(FrompError, match=r"the minibatch cannot be judged \(.* = nan"):
+        detector.examine(one)
+
+
+def test_welch_passes_over_a_minibatch_of_one_example():
+    model, past = networks()
+    one, other = Welch(threshold=2.0), Welch(threshold=2.0)
+    for detector in (one, other):
+        detector.examine(evidence(model, past, 50, 0))
+    assert one.examine(evidence(model, past, 1, 1)) is Verdict.SAME
+    assert [d.examine(evidence(past, past, 50, 2)) for d in (one, other)] == [Verdict.NEW] * 2
+    assert one.values == other.values
 
 
 def test_a_small_drop_takes_a_long_run_and_is_placed_where_it_began():
     detector = itself()
     for step in range(400):
-        assert detector.examine(torch.tensor([math.sin(step)])) is Verdict.SAME or step > 20
+        assert detector.examine(Given(math.sin(step))) is Verdict.SAME or step > 20
     while detector._held:
-        detector.examine(torch.tensor([0.9]))
-    verdicts = [detector.examine(torch.tensor([-0.96])) for _ in range(12)]
+        detector.examine(Given(0.9))
+    verdicts = [detector.examine(Given(-0.96)) for _ in range(12)]
     assert verdicts == [Verdict.UNSURE] * 11 + [Verdict.NEW]
     assert detector.fresh == 12
 
@@ -206,9 +297,9 @@ def test_a_small_drop_takes_a_long_run_and_is_placed_where_it_began():
 def test_one_outlier_is_held_back_and_then_let_go():
     detector = itself()
     for step in range(100):
-        detector.examine(torch.tensor([math.sin(step)]))
-    assert detector.examine(torch.tensor([-5.0])) is Verdict.UNSURE
-    assert detector.examine(torch.tensor([0.5])) is Verdict.SAME
+        detector.examine(Given(math.sin(step)))
+    assert detector.examine(Given(-5.0)) is Verdict.UNSURE
+    assert detector.examine(Given(0.5)) is Verdict.SAME
 
 
 @pytest.mark.parametrize("make", [Welch, Calibrated])

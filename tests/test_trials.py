@@ -22,6 +22,8 @@ def test_a_change_is_found_where_it_is(detector, latest):
     assert (found["misses"], found["false_alarms"]) == (0, 0)
     assert 0 <= found["shifts"][0] <= latest
     assert found["cost"] > 0
+    assert found["first_task_cost"] > 0
+    assert found["sample_cost"] > 0
 
 
 def test_a_stream_that_stays_the_same_raises_no_alarm(monkeypatch):
@@ -42,12 +44,26 @@ def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(trials, "run", None)
     report = json.loads((tmp_path / "small.json").read_text())
     assert [run["seed"] for run in report["runs"]] == [0, 1]
-    assert capsys.readouterr().out.splitlines()[-1].startswith("| two permutations | `welch` |")
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith("| two permutations, digits, 20 % of each task | `welch` |")
+    )
+
+
+def test_quick_runs_have_a_row_of_their_own(tmp_path, capsys):
+    for share in (0.2, 0.3):
+        trials.main(tmp_path, ["small"], ["welch"], seeds=1, dataset="digits", share=share)
+    rows = capsys.readouterr().out.splitlines()[-2:]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "two permutations, digits, 20 % of each task",
+        "two permutations, digits, 30 % of each task",
+    ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--streams", "small, rotate"], "did you mean 'rotated'?"),
+        (["--streams", "small", "--detectors", "calibrated, wlech"], "did you mean 'welch'?"),
         (["--streams", "rotate"], "did you mean 'rotated'?"),
         (["--streams", "split", "--detectors", "wlech"], "did you mean 'welch'?"),
         (["--seeds", "0"], "--seeds 0 is impossible"),
