@@ -1,6 +1,7 @@
 """The command line."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     reproduce.add_argument("--as-is", action="store_true", help="learn nothing, render what there is")
     reproduce.add_argument("--list", action="store_true", help="only list; with --quick, the small version")
     reproduce.add_argument("--out", metavar="DIR", type=Path, help="default: results, or runs/quick with --quick")
-    reproduce.add_argument("--jobs", type=int, default=1, metavar="J", help="seeds learned at once, each in a process")
+    reproduce.add_argument(
+        "--jobs", type=int, default=_cores(), metavar="J",
+        help="seeds learned at once, each in a process; default: one a core, here %(default)s",
+    )  # fmt: skip
     reproduce.add_argument("--quiet", action="store_true", help="say nothing while it learns")
     reproduce.set_defaults(command=_reproduce)
 
@@ -199,6 +203,11 @@ def _tune(options: argparse.Namespace) -> int:
     out = options.out or Path("runs") / f"{options.benchmark}-{options.method}-tuning"
     options.first_task = options.first_task or out / "first-task"
     return tuning.tune(plans, _seeds(options), out, _manner(options), console())
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _names(text: str | None) -> list[str]:

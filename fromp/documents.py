@@ -13,7 +13,7 @@ from fromp import bench, folder, metrics, paper, trials
 from fromp.errors import FrompError
 from fromp.experiments import BENCHMARKS, Settings, as_text, settings_for
 from fromp.methods import METHODS
-from fromp.report.experiment import Experiment, find
+from fromp.report.experiment import Experiment, find, forward_transfer
 from fromp.reproduction import EXHIBITS, Kept, Runs, tables
 
 OPENING = re.compile(r"<!-- generated: (\S+) -->\n")
@@ -76,11 +76,16 @@ COLUMNS: Columns = {
 }
 WITH_TRANSFER: Columns = {
     **COLUMNS,
-    "backward transfer": lambda row: _percent(row.summary("backward_transfer")),
+    "backward transfer": lambda row: _percent(row.summary("backward_transfer")) or _to_run(row, row.transfer),
     "paper's backward transfer": lambda row: _printed(row.transfer),
-    "forward transfer": lambda row: _percent(row.summary("forward_transfer")),
+    "forward transfer": lambda row: _percent(row.summary("forward_transfer")) or _to_run(row, row.forward),
     "paper's forward transfer": lambda row: _printed(row.forward),
 }
+
+
+def _to_run(row: Row, reported: paper.Reported | None) -> str:
+    return "not run" if row.experiment is None and reported else ""
+
 
 MOST_ROWS = 12  # of a table of choices that is shown unasked
 
@@ -290,7 +295,7 @@ def _task_free(results: Path) -> str:
                 f"`{name}`",
                 f"{sum(delay is not None for delay in delays)} of {len(delays)}",
                 f"{sum(one['false_alarms'] for one in changes)}",
-                f"{low:.2f} to {high:.2f}" if ranges else "none to set",
+                f"{low:.2f} to {high:.2f}" if low < high else "none" if ranges else "none to set",
                 _percent(found.summary["average_accuracy"]),
                 _percent(_differences(found, given)),
                 f"{len(changes)}",
@@ -351,14 +356,20 @@ def _row(title: str, benchmark: str, method: str, path: Path) -> Row:
         paper.AVERAGE_ACCURACY.get(key),
         paper.BACKWARD_TRANSFER.get(key),
         paper.FORWARD_TRANSFER.get(key),
-        "not run" if experiment or method not in METHODS else _not_run(Kept(results), Runs(benchmark, method)),
+        "not run" if experiment or method not in METHODS else _not_run(Kept(results), _planned(benchmark, method)),
     )
+
+
+def _planned(benchmark: str, method: str) -> Runs:
+    """As a table of the paper wants them, if one does."""
+    own = Runs(benchmark, method)
+    return next((runs for exhibit in EXHIBITS.values() for runs in exhibit.needed if runs.place == own.place), own)
 
 
 def _with_forward_transfer(experiment: Experiment) -> Experiment:
     """The experiment with the transfer from the networks trained on each task alone that lie beside it, if they do."""
     separate = _experiment(experiment.path.parent / "separate")
-    found = None if separate is None else tables.forward_transfer(experiment, separate)
+    found = None if separate is None else forward_transfer(experiment, separate)
     return (
         experiment if found is None else replace(experiment, summary={**experiment.summary, "forward_transfer": found})
     )

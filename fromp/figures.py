@@ -27,7 +27,7 @@ SHADES = LinearSegmentedColormap.from_list("shades", ["#e6eef5", "#8fbbdb", "#2f
 
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif", "font.size": 9.5, "axes.titlesize": 9.5, "axes.labelsize": 9.5,
-    "legend.fontsize": 8.5, "legend.frameon": False, "legend.handlelength": 1.6,
+    "legend.fontsize": 8.5, "legend.frameon": False, "legend.handlelength": 2.2,
     "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
     "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
     "axes.spines.top": False, "axes.spines.right": False,
@@ -67,10 +67,10 @@ def accuracy_matrix(matrices: Sequence[Matrix]) -> Figure:
     """R_ij, the mean over seeds: row i after training on task i, column j the accuracy on task j."""
     mean = 100 * _stack(matrices).mean(0)
     num_tasks = len(mean)
-    figure, axes = new((4.6, 1.5 + 1.9 * min(1.0, num_tasks / 5)))
+    figure, axes = new((max(4.6, 0.52 * num_tasks), 1.5 + 1.9 * min(1.0, num_tasks / 5)))
     low = min(90.0, float(np.nanmin(mean)))
     norm = Normalize(low, max(float(np.nanmax(mean)), low + 5))
-    size = 9.5 if num_tasks <= 7 else 7.5
+    size = 9.5 if num_tasks <= 7 else 8.5
     for (i, j), value in np.ndenumerate(mean):
         if not np.isnan(value):
             axes.add_patch(Rectangle((j + 0.02, i + 0.02), 0.96, 0.96, color=SHADES(norm(value)), linewidth=0))
@@ -137,7 +137,9 @@ def cost(by_run: Sequence[Sequence[float]], label: str) -> Figure:
 @rc_context(STYLE)
 def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
     """The average accuracy over the tasks so far, a line for each method."""
-    figure, axes = new()
+    columns = min(3, len(by_name))
+    rows = -(-len(by_name) // columns)
+    figure, axes = new((SIZE[0], SIZE[1] + 0.18 * (rows - 1)))
     every, longest = [], 1
     for place, (name, matrices) in enumerate(by_name.items()):
         average = np.array([[100 * np.mean(row) for row in matrix] for matrix in matrices])
@@ -147,7 +149,26 @@ def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
     _accuracy_axis(axes, np.concatenate(every))
     axes.set_ylabel("average accuracy so far, %")
     _task_axis(axes, np.arange(1, longest + 1), "tasks learned")
-    figure.legend(loc="outside lower center", ncols=min(3, len(by_name)), columnspacing=1.2)
+    figure.legend(loc="outside lower center", ncols=columns, columnspacing=1.2)
+    return figure
+
+
+@rc_context(STYLE)
+def step_costs(by_name: Mapping[str, float]) -> Figure:
+    """Milliseconds of a step, a bar for each method."""
+    figure, axes = new((4.6, 0.9 + 0.3 * len(by_name)))
+    places = np.arange(len(by_name))
+    axes.barh(places, list(by_name.values()), height=0.6, color=COLOURS[0], alpha=0.85)
+    for place, value in enumerate(by_name.values()):
+        axes.annotate(f"{value:.3g}", (value, place), (3, 0), textcoords="offset points", va="center", color=INK)
+    axes.set_yticks(places, [plain(name) for name in by_name])
+    axes.set_ylim(len(by_name) - 0.4, -0.6)
+    axes.set_xlim(0, 1.12 * max(by_name.values()))
+    axes.set_xlabel("ms a step")
+    axes.grid(True, axis="x")
+    axes.grid(False, axis="y")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
     return figure
 
 
@@ -195,13 +216,13 @@ def toy_strip(boundaries: Sequence[Boundary], captions: Sequence[str] | None = N
     height, count = width * _aspect(boundaries[0]), len(boundaries)
     whole = count * width + (count - 1) * gap
     caption = 0.36
-    figure = Figure(figsize=(whole, height + caption), facecolor="white")
+    figure = Figure(figsize=(whole, height + caption), facecolor="none")
     said = captions or [f"after task {boundary.task}" for boundary in boundaries]
     for place, (boundary, text) in enumerate(zip(boundaries, said, strict=True)):
         left = place * (width + gap) / whole
         axes = figure.add_axes((left, caption / (height + caption), width / whole, height / (height + caption)))
         _draw_boundary(axes, boundary)
-        axes.text(0.5, -0.04, text, transform=axes.transAxes, ha="center", va="top", color="#3a404a", fontsize=13)
+        axes.text(0.5, -0.04, text, transform=axes.transAxes, ha="center", va="top", color=INK, fontsize=13)
     return figure
 
 
@@ -319,7 +340,7 @@ def _line(axes: Axes, x: NDArray[np.int64], values: Array, place: int, label: st
     mean, error = values.mean(0), standard_error(values)
     axes.plot(
         x, mean, color=colour, linestyle=LINES[place // len(COLOURS) % len(LINES)],
-        marker=MARKERS[place % len(MARKERS)], label=label, zorder=3,
+        marker=MARKERS[(place + place // len(COLOURS)) % len(MARKERS)], label=label, zorder=3,
     )  # fmt: skip
     if error is not None and len(x) > 1:
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)

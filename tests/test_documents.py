@@ -109,7 +109,9 @@ def test_text_outside_the_blocks_stays(root):
 
 def test_every_reported_benchmark_has_its_place():
     used = OPENING.findall((ROOT / "docs" / "results.md").read_text())
-    assert {"toy-comparison", "toy-variations", "split-mnist", "split-mnist-small", "permuted-mnist"} <= set(used)
+    tables = {"toy-comparison", "toy-variations", "split-mnist", "split-mnist-small", "permuted-mnist", "split-cifar"}
+    figures = {"permuted-mnist-memory", "split-mnist-tau", "split-cifar-memory", "split-cifar-11-memory"}
+    assert tables | figures <= set(used)
     assert set(used) <= set(BLOCKS)
 
 

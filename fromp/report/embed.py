@@ -19,7 +19,11 @@ def svg(figure: Figure, label: str) -> str:
     file = io.StringIO()
     with rc_context({**STYLE, "svg.hashsalt": label}):  # the salt keeps the ids of two figures on a page apart
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    text = file.getvalue()
+    return inline(file.getvalue(), label)
+
+
+def inline(text: str, label: str) -> str:
+    """An SVG file of one of our figures as an <svg> whose ink is the colour of the text around it."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns(:xlink)?="[^"]*"| version="1.1"| id="[\w.]+_\d+"', "", text)

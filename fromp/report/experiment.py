@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fromp import folder, results
+from fromp import folder, metrics, results
 from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS, Settings, settings_for
 from fromp.metrics import Matrix
@@ -119,6 +119,18 @@ def find(out: Path) -> list[Experiment]:
             f"{out} holds no results.json, nor does a folder in it; name one that `fromp run` or `fromp compare` wrote."
         )
     return sorted(_told_apart(found), key=lambda one: -one.summary.get("average_accuracy", {}).get("mean", -1.0))
+
+
+def forward_transfer(found: Experiment, separate: Experiment | None) -> dict[str, float] | None:
+    """FWT over the seeds that were also learned by a network for each task alone."""
+    alone = {run["seed"]: run["accuracy"][-1] for run in separate.finished} if separate else {}
+    every = [
+        metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
+        for run in found.finished
+        if run.get("backward_transfer") is not None and len(alone.get(run["seed"], ())) == len(run["accuracy"])
+    ]
+    values = [value for value in every if value is not None]
+    return metrics.summarise(values) if values else None
 
 
 def _read(path: Path) -> Experiment:

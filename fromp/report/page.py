@@ -1,7 +1,9 @@
 """The page, section by section."""
 
 import html
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -16,7 +18,7 @@ from fromp.experiments import BENCHMARKS
 from fromp.metrics import summarise
 from fromp.paper import Reported
 from fromp.report import embed, gallery, toy
-from fromp.report.experiment import Experiment
+from fromp.report.experiment import Experiment, forward_transfer
 
 PICTURE_DPI = 170  # of a boundary on its own; beside others it is shown at half the size
 Summary = dict[str, float]
@@ -127,6 +129,7 @@ def _reported(reported: Reported | None) -> str:
 
 
 def _comparison(experiments: Sequence[Experiment]) -> str:
+    experiments = [_with_transfer(one, experiments) for one in experiments]
     metrics = ("backward_transfer", "forward_transfer", "forgetting")
     shown = [name for name in metrics if any(name in one.summary for one in experiments)]
     rows = []
@@ -166,11 +169,21 @@ def _comparison(experiments: Sequence[Experiment]) -> str:
         charts.append(
             _chart("As tasks come", figures.average_over_time(over_time), "Bands are one standard error over seeds.")
         )
+    costs = {one.name: statistics.mean(of) for one in experiments if (of := _all_steps(one))}
+    if len(costs) > 1:
+        charts.append(_chart("Cost of a step", figures.step_costs(costs), f"Mean over tasks and seeds. {OF_A_STEP}"))
     return (
         "<section><h2>Comparison</h2>"
         '<p class="note">In percent, mean ± standard error over seeds. Select a heading to sort by it.</p>'
         f'<div class="card scroll">{table}</div><div class="charts">{"".join(charts)}</div></section>'
     )
+
+
+def _with_transfer(one: Experiment, among: Sequence[Experiment]) -> Experiment:
+    """With its forward transfer, if the networks trained on each task alone are on the same page."""
+    alone = [other for other in among if (other.benchmark, other.method) == (one.benchmark, "separate")]
+    found = forward_transfer(one, alone[0]) if alone and one.method != "separate" else None
+    return one if found is None else replace(one, summary={**one.summary, "forward_transfer": found})
 
 
 def _boundaries(experiments: Sequence[Experiment]) -> str:
@@ -242,18 +255,30 @@ def _charts(one: Experiment, several: bool) -> str:
 
 def _cost(one: Experiment, bars: str) -> list[str]:
     """What a step of each task took or, where steps were not counted, the task; nothing where it was not timed."""
-    num_tasks = len(one.matrices[0])
-    timed = [run for run in one.shown if len(run.get("task_seconds", [])) == num_tasks]
-    counted = [run for run in timed if len(run.get("task_steps", [])) == num_tasks and all(run["task_steps"])]
-    if counted:
-        steps = [
-            [1e3 * seconds / steps for seconds, steps in zip(run["task_seconds"], run["task_steps"], strict=True)]
-            for run in counted
-        ]
-        said = f"A task's time over its steps, the work at its end and the tests included. {bars}"
-        return [_chart("Cost of a step", figures.cost(steps, "ms a step"), said, one)]
-    times = [run["task_seconds"] for run in timed]
+    if steps := _steps(one):
+        return [_chart("Cost of a step", figures.cost(steps, "ms a step"), f"{OF_A_STEP} {bars}", one)]
+    times = [run["task_seconds"] for run in _timed(one)]
     return [_chart("Time", figures.cost(times, "seconds to learn it"), bars, one)] if times else []
+
+
+OF_A_STEP = "A task's time over its steps, the work at its end and the tests included."
+
+
+def _timed(one: Experiment) -> list[dict[str, Any]]:
+    return [run for run in one.shown if len(run.get("task_seconds", [])) == len(one.matrices[0])]
+
+
+def _steps(one: Experiment) -> list[list[float]]:
+    """Milliseconds of a step of each task, for the runs whose steps were counted: (runs, tasks)."""
+    return [
+        [1e3 * seconds / steps for seconds, steps in zip(run["task_seconds"], run["task_steps"], strict=True)]
+        for run in _timed(one)
+        if len(run.get("task_steps", [])) == len(run["task_seconds"]) and all(run["task_steps"])
+    ]
+
+
+def _all_steps(one: Experiment) -> list[float]:
+    return [milliseconds for run in _steps(one) for milliseconds in run]
 
 
 def _detection(one: Experiment, several: bool) -> str:
@@ -261,7 +286,7 @@ def _detection(one: Experiment, several: bool) -> str:
     trace = one.trace(one.middle_seed)
     if trace is None:
         return ""
-    note = f"Seed {one.middle_seed}: {len(trace.true)} changes, {len(trace.found)} found and marked."
+    note = f"Seed {one.middle_seed}: {len(trace.true)} changes, {len(trace.found)} announced and marked."
     charts = [
         _chart(name, figures.boundaries(values.numpy(), name, trace.true, trace.found), note, one)
         for name, values in trace.values.items()

@@ -21,6 +21,13 @@ ROUGHLY = {
     "split-mnist-small": 25.0, "permuted-mnist": 420.0, "split-cifar": 3 * 3600.0, "split-cifar-11": 6 * 3600.0,
 }  # fmt: skip
 
+# Methods that take about the same time, the first of which is most often there.
+ALIKE = (
+    ("fromp", "frorp", "fromp-l2", "frorp-l2"), ("vcl", "vcl-coreset", "vcl-memorable"),
+    ("frcl-random", "frcl-trace"), ("finetune", "separate"), ("ewc", "dlp", "si"),
+)  # fmt: skip
+LOOK_AT_MEMORY = ("fromp", "frorp", "fromp-l2", "frorp-l2", "functional-l2")  # at all of it, in every step
+
 # What is learned instead when it has to be quick.
 STAND_INS = {
     "split-mnist": "split-digits", "split-mnist-small": "split-digits", "permuted-mnist": "permuted-digits",
@@ -130,16 +137,25 @@ class Kept:
         return State(runs.seeds, done, again, self.different(runs), len(left) * self.seconds(runs))
 
     def seconds(self, runs: Runs) -> float:
-        """Of a seed: the median of those measured, else FROMP's, for as many steps and at the method's cost of one."""
+        """Of a seed: the median of those measured of this method or one alike, else what FROMP's lets expect.
+
+        That is for as many epochs, at the method's cost of a step, and for as many points of memory a step.
+        """
         settings, preset = runs.settings, BENCHMARKS[runs.benchmark].settings
-        if measured := self._measured.get(_kind(runs.benchmark, runs.method, as_json(settings))):
-            return statistics.median(measured)
+        alike = next((group for group in ALIKE if runs.method in group), ())
+        for method in (runs.method, *alike):
+            if measured := self._measured.get(_kind(runs.benchmark, method, as_json(settings))):
+                return statistics.median(measured)
         of_fromp = self._measured.get(_kind(runs.benchmark, "fromp", as_json(preset)))
         base = statistics.median(of_fromp) if of_fromp else ROUGHLY.get(runs.benchmark, 60.0)
-        steps = settings.epochs / settings.batch_size / (preset.epochs / preset.batch_size)
         every_task_again = runs.method == "joint" and settings.joint_from == 1
         times = (settings.tasks + 1) / 2 if every_task_again else 1.0
-        return base * steps * times * self._step_costs.get(runs.method, 1.0)
+        cost, samples = (
+            self._step_costs.get(runs.method, 1.0),
+            _samples(settings, runs.method) / _samples(preset, "fromp"),
+        )
+        cost = cost * samples if runs.method in LOOK_AT_MEMORY else max(cost, samples)
+        return base * settings.epochs / preset.epochs * times * cost
 
     @cached_property
     def _step_costs(self) -> dict[str, float]:
@@ -163,8 +179,14 @@ class Kept:
 
 def _kind(benchmark: str, method: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """What decides how long a seed takes, more or less."""
-    names = ("tasks", "epochs", "batch_size", "joint_from")
+    names = ("tasks", "epochs", "batch_size", "joint_from", "memory", "tasks_per_step")
     return benchmark, method, *(settings.get(name, 1) for name in names)
+
+
+def _samples(settings: Settings, method: str) -> float:
+    """That a step looks at, those of memory included, on the average over tasks."""
+    remembered = settings.memory * (settings.tasks - 1) / 2 if method in LOOK_AT_MEMORY else 0.0
+    return settings.batch_size + remembered
 
 
 def _has_snapshots(experiment: Experiment, seed: int) -> bool:

@@ -1,14 +1,15 @@
 """One page with every table and figure that has been rendered; it needs nothing but itself."""
 
-import base64
 import csv
 import html
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
 from fromp import folder
+from fromp.report import embed
 from fromp.reproduction import EXHIBITS
 from fromp.reproduction.tables import benchmark_title
 
@@ -41,9 +42,7 @@ def _section(out: Path, name: str, quick: bool) -> str:
             shown = f'<div class="card scroll">{_table(list(csv.reader(file)))}</div>'
         links = _links(name, "csv", "md")
     elif picture.exists():
-        address = base64.b64encode(picture.read_bytes()).decode()
-        alt = html.escape(exhibit.title)
-        shown = f'<div class="card"><img class="exhibit" src="data:image/svg+xml;base64,{address}" alt="{alt}"></div>'
+        shown = f'<div class="card exhibit">{embed.inline(picture.read_text("utf-8"), exhibit.title)}</div>'
         links = _links(name, "pdf", "svg", "png")
     else:
         shown, links = "", f"not rendered yet: <code>fromp reproduce {name}</code>"
@@ -59,5 +58,11 @@ def _links(name: str, *kinds: str) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(text)}</th>" for text in rows[0])
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in row)}</tr>" for row in rows[1:])
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[1:])
     return f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cell(text: str) -> str:
+    """A cell that sorts by the number it begins with, if it does."""
+    number = re.match(r"-?\d+(\.\d+)?(?!\w)", text)
+    return f'<td data-value="{number[0]}">{html.escape(text)}</td>' if number else f"<td>{html.escape(text)}</td>"

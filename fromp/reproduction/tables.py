@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from fromp import folder, metrics, paper
-from fromp.report.experiment import Experiment
+from fromp import folder, paper
+from fromp.report.experiment import forward_transfer
 from fromp.reproduction.needs import Kept, Runs
 
 Summary: TypeAlias = dict[str, float]
+
+LEARN_APART = ("separate", "joint")  # a network for each task, or one for all of them: nothing is carried over
 
 REPORTED = {
     "average_accuracy": paper.AVERAGE_ACCURACY,
@@ -50,87 +52,83 @@ class Table:
 
 def by_method(kept: Kept, needed: Sequence[Runs]) -> Table:
     """A row a method, and for each benchmark what was measured and what the paper reports."""
-    return _pivot(kept, needed, lambda runs: method_title(runs), lambda runs: benchmark_title(runs.benchmark))
+    return _pivot(kept, needed, "method", method_title, lambda runs: benchmark_title(runs.benchmark))
 
 
 def by_benchmark(kept: Kept, needed: Sequence[Runs]) -> Table:
     """A row a benchmark, and for each method what was measured and what the paper reports."""
-    return _pivot(kept, needed, lambda runs: benchmark_title(runs.benchmark), lambda runs: method_title(runs))
+    return _pivot(kept, needed, "benchmark", lambda runs: benchmark_title(runs.benchmark), method_title)
 
 
-def _pivot(kept: Kept, needed: Sequence[Runs], down: Callable[[Runs], str], across: Callable[[Runs], str]) -> Table:
+def _pivot(
+    kept: Kept, needed: Sequence[Runs], name: str, down: Callable[[Runs], str], across: Callable[[Runs], str]
+) -> Table:
     cells = {(down(runs), across(runs)): runs for runs in needed}
     columns = list(dict.fromkeys(column for _, column in cells))
     rows = []
     for row in dict.fromkeys(row for row, _ in cells):
         of_row = [cells.get((row, column)) for column in columns]
         rows.append([row, *(text for runs in of_row for text in _beside(kept, runs, "average_accuracy", None))])
-    return Table(["", *(head for column in columns for head in (column, "paper"))], rows)
+    return Table([name, *(head for column in columns for head in _heads(column))], rows)
 
 
 def transfer(kept: Kept, needed: Sequence[Runs]) -> Table:
     """Forward and backward transfer of FROMP, a row a benchmark."""
     shown = [runs for runs in needed if runs.method == "fromp"]
-    return _metrics(kept, needed, {benchmark_title(runs.benchmark): runs for runs in shown}, _TRANSFER)
+    return _metrics(kept, needed, "benchmark", {benchmark_title(runs.benchmark): runs for runs in shown}, _TRANSFER)
 
 
 def all_metrics(kept: Kept, needed: Sequence[Runs]) -> Table:
     """Accuracy and transfer, a row a method."""
     names = {"average accuracy": "average_accuracy", **_TRANSFER}
-    return _metrics(kept, needed, {method_title(runs): runs for runs in needed}, names)
+    return _metrics(kept, needed, "method", {method_title(runs): runs for runs in needed}, names)
 
 
 _TRANSFER = {"forward transfer": "forward_transfer", "backward transfer": "backward_transfer"}
 
 
-def _metrics(kept: Kept, needed: Sequence[Runs], shown: dict[str, Runs], names: dict[str, str]) -> Table:
+def _heads(column: str) -> tuple[str, ...]:
+    return column, "deviation", "seeds", "paper"
+
+
+def _metrics(kept: Kept, needed: Sequence[Runs], what: str, shown: dict[str, Runs], names: dict[str, str]) -> Table:
     alone = {runs.benchmark: runs for runs in needed if runs.method == "separate"}
     rows = [
         [title, *(t for name in names.values() for t in _beside(kept, runs, name, alone.get(runs.benchmark)))]
         for title, runs in shown.items()
     ]
-    return Table(["", *(head for name in names for head in (name, "paper"))], rows)
+    return Table([what, *(head for name in names for head in _heads(name))], rows)
 
 
-def _beside(kept: Kept, runs: Runs | None, name: str, separate: Runs | None) -> tuple[str, str]:
+def _beside(kept: Kept, runs: Runs | None, name: str, separate: Runs | None) -> tuple[str, ...]:
     """What was measured, or what it would take; and what the paper reports."""
-    if runs is None:
-        return "", ""
+    if runs is None or (runs.method in LEARN_APART and name != "average_accuracy"):
+        return ("",) * len(_heads(""))
     found = measured(kept, runs, name, separate)
-    needed = [runs, separate] if name == "forward_transfer" and separate else [runs]
-    seconds = sum(kept.state(one).seconds for one in needed if kept.experiment(one) is None)
-    here = percent(found) if found else f"not run: {duration(seconds)}" if seconds else ""
-    return here, printed(REPORTED[name].get((runs.benchmark, runs.method)))
+    reported = printed(REPORTED[name].get((runs.benchmark, runs.method)))
+    if found is None:
+        needed = [runs, separate] if name == "forward_transfer" and separate else [runs]
+        seconds = sum(kept.state(one).seconds for one in needed if kept.experiment(one) is None)
+        return f"not run: {duration(seconds)}" if seconds else "", "", "", reported
+    return *percent(found), reported
 
 
 def measured(kept: Kept, runs: Runs, name: str, separate: Runs | None) -> Summary | None:
     """A number over the finished seeds; None where it says nothing."""
     found = kept.experiment(runs)
-    if found is None or (runs.method == "separate" and name != "average_accuracy"):
+    if found is None:
         return None
     if name != "forward_transfer":
         return found.summary.get(name)
     return forward_transfer(found, None if separate is None else kept.experiment(separate))
 
 
-def forward_transfer(found: Experiment, separate: Experiment | None) -> Summary | None:
-    """FWT over the seeds that were also learned by a network for each task alone."""
-    alone = {run["seed"]: run["accuracy"][-1] for run in separate.finished} if separate else {}
-    every = [
-        metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
-        for run in found.finished
-        if run.get("backward_transfer") is not None and len(alone.get(run["seed"], ())) == len(run["accuracy"])
-    ]
-    values = [value for value in every if value is not None]
-    return metrics.summarise(values) if values else None
-
-
-def percent(summary: Summary) -> str:
-    """Mean, standard deviation and number of seeds: the deviation is what the paper's toy tables have."""
+def percent(summary: Summary) -> tuple[str, str, str]:
+    """Mean and standard error, standard deviation, which is what the paper's toy tables have, and number of seeds."""
     mean, n = f"{100 * summary['mean']:.2f}", int(summary["n"])
     if n < 2:
-        return f"{mean} (1 seed)"
-    return f"{mean} ± {100 * summary['stderr']:.2f} (deviation {100 * summary['std']:.2f}, {n} seeds)"
+        return mean, "", "1"
+    return f"{mean} ± {100 * summary['stderr']:.2f}", f"{100 * summary['std']:.2f}", f"{n}"
 
 
 def printed(reported: paper.Reported | None) -> str:
