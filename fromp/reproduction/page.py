@@ -42,7 +42,7 @@ def _section(out: Path, name: str, quick: bool) -> str:
             shown = f'<div class="card scroll">{_table(list(csv.reader(file)))}</div>'
         links = _links(name, "csv", "md")
     elif picture.exists():
-        shown = f'<div class="card exhibit">{embed.inline(picture.read_text("utf-8"), exhibit.title)}</div>'
+        shown = _figure(picture.read_text("utf-8"), exhibit.title)
         links = _links(name, "pdf", "svg", "png")
     else:
         shown, links = "", f"not rendered yet: <code>fromp reproduce {name}</code>"
@@ -50,6 +50,13 @@ def _section(out: Path, name: str, quick: bool) -> str:
     data = ", ".join(dict.fromkeys(benchmark_title(runs.benchmark) for runs in exhibit.runs(quick)))
     note = f"{html.escape(f'{exhibit.place} · {data}')} · {links}"
     return f'<section><h2>{title}</h2><p class="note">{note}</p>{shown}</section>'
+
+
+def _figure(svg: str, title: str) -> str:
+    """Somewhat larger than in print, and no wider than the page."""
+    points = re.search(r'<svg [^>]*?width="([\d.]+)pt"', svg)
+    width = f' style="--width: {1.7 * float(points[1]):.0f}px"' if points else ""
+    return f'<div class="card exhibit"{width}>{embed.inline(svg, title)}</div>'
 
 
 def _links(name: str, *kinds: str) -> str:
