@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
 from fromp.figures import (
     COLOURS,
@@ -118,12 +118,13 @@ def entropies(by_task: Sequence[Sequence[Array]]) -> Figure:
             axes.set_facecolor("none")
             axes.hist(values, bins, weights=np.full(len(values), 1 / len(values)), color=COLOURS[layer % len(COLOURS)])
             axes.axvline(float(np.median(values)), color=INK, linewidth=1.0, linestyle=":")
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             if layer == 0:
                 axes.set_title(f"after task {task + 1}")
             if task == 0:
                 axes.set_ylabel(f"layer {layer + 1}")
-    figure.supxlabel("entropy of a weight; the dotted line is the median", color=INK, fontsize=9.5)
+    figure.supxlabel("entropy of a weight, nats; the dotted line is the median", color=INK, fontsize=9.5)
     return figure
 
 
