@@ -188,6 +188,20 @@ def _reproduction(results: Path) -> str:
     return tables.Table(["", "in the paper", "what it shows", "seeds kept", "time for the rest"], rows).markdown()
 
 
+def _quick(results: Path) -> str:
+    """How long `fromp reproduce --quick` took, from nothing."""
+    path = results / "quick" / "took.json"
+    if not path.exists():
+        return "Not measured yet."
+    took = json.loads(path.read_text(encoding="utf-8"))
+    machine = took["environment"]
+    where = f"{machine['cores']} cores of {machine['processor']}"
+    return (
+        f"From nothing it took {took['seconds'] / 60:.1f} minutes on {where}: "
+        f"{took['runs']} runs, {took['jobs']} at once, and {len(took['rendered'])} tables and figures."
+    )
+
+
 def _benchmark(name: str) -> Callable[[Path], str]:
     def block(results: Path) -> str:
         ours = [path.parent.name for path in sorted((results / name).glob("*/results.json"))]
@@ -339,6 +353,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     },
     "split-mnist-tau": _against("figure-tau", "tau", "tau / N"),
     "reproduction": _reproduction,
+    "quick": _quick,
     "settings": _settings,
     "all-settings": _all_settings,
     "method-settings": _method_settings,

@@ -156,6 +156,8 @@ def test_it_learns_what_is_missing_and_keeps_the_rest(tmp_path, monkeypatch, cap
     runs = results.read(tmp_path / TINY.place)["runs"]
     assert [run["seed"] for run in runs] == [0, 1]
     assert runs[0] == before
+    took = json.loads((tmp_path / "paper" / "took.json").read_text())
+    assert (took["runs"], took["rendered"], took["quick"]) == (1, ["tiny"], False)
     assert cli.main(arguments) == 0
     assert "runs," not in capsys.readouterr().out  # nothing was left to learn
     assert results.read(tmp_path / TINY.place)["runs"] == runs

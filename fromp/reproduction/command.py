@@ -1,18 +1,21 @@
 """`fromp reproduce`: list what there is, learn what is missing, render it."""
 
+import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Listing
 
-from fromp import figures
+from fromp import figures, folder
 from fromp.experiments import choose
 from fromp.jobs import Manner, learn_all
 from fromp.reproduction import EXHIBITS, Exhibit, Kept
 from fromp.reproduction.drawings import NotYet
 from fromp.reproduction.page import index
 from fromp.reproduction.tables import Table, duration
+from fromp.runs import environment
 
 RENDERED = "paper"  # the folder below that of all results
 
@@ -50,6 +53,7 @@ def reproduce(names: Sequence[str], root: Path, quick: bool, manner: Manner, con
     for name in names:
         choose("table or figure", name, EXHIBITS)
     needed = [runs for name in names for runs in EXHIBITS[name].runs(quick)]
+    start, learned = time.monotonic(), 0
     for _ in range(2):  # only once all seeds are done is it known which are the middle ones, to be drawn
         if not (jobs := Kept(root).jobs(needed)):
             break
@@ -57,13 +61,21 @@ def reproduce(names: Sequence[str], root: Path, quick: bool, manner: Manner, con
         console.print(f"{len(jobs)} runs, {duration(seconds / manner.jobs)} in all, in {root}", highlight=False)
         if code := learn_all(jobs, manner):
             return code
-    render(names, root, quick, console)
+        learned += len(jobs)
+    written = render(names, root, quick, console)
+    if learned:
+        took = {"seconds": time.monotonic() - start, "jobs": manner.jobs, "runs": learned, "rendered": written}
+        text = json.dumps({**took, "quick": quick, "environment": environment()}, indent=1)
+        folder.replace(root / RENDERED / "took.json", text.encode())
     return 0
 
 
-def render(names: Sequence[str], root: Path, quick: bool, console: Console) -> None:
-    """Write each table as Markdown and CSV, each figure as PDF, SVG and PNG, and a page that shows all of them."""
-    kept, out = Kept(root), root / RENDERED
+def render(names: Sequence[str], root: Path, quick: bool, console: Console) -> list[str]:
+    """Write each table as Markdown and CSV, each figure as PDF, SVG and PNG, and a page that shows all of them.
+
+    Returns the names of those that could be.
+    """
+    kept, out, rendered = Kept(root), root / RENDERED, []
     for name in names:
         choose("table or figure", name, EXHIBITS)
         exhibit = EXHIBITS[name]
@@ -73,8 +85,10 @@ def render(names: Sequence[str], root: Path, quick: bool, console: Console) -> N
             way_out = f"`fromp reproduce {name}` does that"
             console.print(f"{name}: not drawn, {reason}; {way_out}.", highlight=False, soft_wrap=True)
             continue
+        rendered.append(name)
         written = shown.save(out / name) if isinstance(shown, Table) else figures.save(shown, out / name)
         if isinstance(shown, Table) and len(names) == 1:
             console.print(shown.markdown(), highlight=False, soft_wrap=True, markup=False)
         console.print(f"{name}: {written[-1]}", highlight=False, soft_wrap=True)
     console.print(f"all together: {index(out, quick)}", highlight=False, soft_wrap=True)
+    return rendered

@@ -73,7 +73,7 @@ class Runs:
         if "joint_from" in changes:
             changes["joint_from"] = small.tasks
         most = 2 * BENCHMARKS[benchmark].settings.epochs  # VCL has several times as many, which takes minutes
-        changes |= {"epochs": max(1, min(small.epochs, most) // SHORTER), "lr": LARGER * small.lr}
+        changes |= {"epochs": max(2, min(small.epochs, most) // SHORTER), "lr": LARGER * small.lr}
         if small.coreset_epochs:
             changes["coreset_epochs"] = max(1, min(small.coreset_epochs, most) // SHORTER)
         seeds = max(min(self.seeds // 2, FEWER_SEEDS), self.pictures, 1)
