@@ -261,11 +261,11 @@ class Calibrated(Detector):
     That any order is as likely is an assumption, and this is done for it. Early in a task the values still rise: only
     the younger half of the task's minibatches counts, `window` of them at most. A rise makes alarms rarer. The
     minibatches in doubt are held back untrained; nothing is learned from a minibatch of the new task before the old one
-    has been remembered. A doubt lasts as long as their mean rank is no higher than the one that the test asks for in
-    the end. Then the r minibatches have been seen by one network, the n before by others: if this one happens to be
-    bad, all r are low. So the same test, at the same level, is made once more on their examples and on a sample of the
-    present task's, all seen by the network as it is. Only what passes both is a new task. The sample has been trained
-    on, which could make new examples look worse: that is what the first test knows nothing of.
+    has been remembered. A doubt begins with a rank as low as the test asks for on the average, and lasts as long as the
+    ranks stay near that. At its end the r minibatches have been seen by one network, the n before by others: if this
+    one happens to be bad, all r are low. So the same test, at the same level, is made once more on their examples and
+    on a sample of the present task's, all seen by the network as it is. Only what passes both is a new task. The sample
+    has been trained on, which could make new examples look worse: that is what the first test knows nothing of.
 
     There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
     network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
@@ -274,12 +274,13 @@ class Calibrated(Detector):
     """
 
     FEWEST = 10  # values to compare with
+    PATIENCE = 0.3  # of the n values: by how much the rank sum may be above what is asked for while a doubt lasts
 
     def __init__(
         self,
         false_alarm: float = FALSE_ALARM,
         *,
-        tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 24)),
+        tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 48)),
         window: int = 250,
         examples: int | None = 32,
     ) -> None:
@@ -342,7 +343,7 @@ class Calibrated(Detector):
         runs = []
         for signal, least in self.tests:
             needed, highest = rank_sum(n, self.false_alarm / len(self.tests), least)
-            runs.append(Run(self._signals.index(signal), needed, highest))
+            runs.append(Run(self._signals.index(signal), needed, highest, round(self.PATIENCE * n)))
         return runs
 
     def _note(self, values: list[float]) -> None:
@@ -369,18 +370,20 @@ class Calibrated(Detector):
 
 @dataclass
 class Run:
-    """The last minibatches, as far as their mean rank is no higher than a test allows, and how many it takes."""
+    """The last minibatches, as long as they may still come to what a test asks for, and how many it takes."""
 
     signal: int
     needed: int
     highest: int  # rank sum of those
+    patience: int  # how far the rank sum may be above its share of the highest, once a first rank was low enough
     length: int = 0
     ranks: int = 0  # their sum
 
     def count(self, rank: int) -> None:
         """Take the next minibatch into account."""
+        patience = self.patience if self.length else 0
         self.length, self.ranks = self.length + 1, self.ranks + rank
-        if self.ranks * self.needed > self.highest * self.length:
+        if self.ranks > self.highest or self.ranks * self.needed > self.highest * self.length + patience * self.needed:
             self.clear()
 
     def clear(self) -> None:

@@ -82,7 +82,7 @@ class TaskFree:
         self._held: list[Batch] = []
         self._past = copy.deepcopy(method.model).eval().requires_grad_(False)
         self._shared: bool | None = None  # whether one pass serves to look and to learn, once it is known
-        self._first: Tensor | None = None  # nll of the minibatch, if it is the first to be trained on
+        self._first: Tensor | None = None  # nll of the first minibatch held back: the weights are still those
 
     @property
     def model(self) -> nn.Module:
@@ -93,7 +93,13 @@ class TaskFree:
         """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
         if self._shared is None:
             self._shared = self._one_pass(x)
-        for batch in self._admit(x, y, outputs(self.model, x) if self._shared else None):
+        f = None
+        if self._shared:
+            # The graph of the first minibatch of a doubt outlives this call, the caller's tensors may not.
+            x, y = (x, y) if self._held else (inputs.transform(torch.clone, x), y.clone())
+            with torch.set_grad_enabled(not self._held):
+                f = outputs(self.model, x)
+        for batch in self._admit(x, y, f):
             self._descend(batch)
         return self.verdict
 
@@ -109,7 +115,7 @@ class TaskFree:
     def _admit(self, x: Inputs, y: Tensor, f: Tensor | None) -> Iterator[Batch]:
         self.verdict = self._examine(x, y, f)
         if self.verdict is Verdict.UNSURE:  # the caller may fill the same tensors with the next minibatch
-            x, y, self._first = inputs.transform(torch.clone, x), y.clone(), None
+            x, y = inputs.transform(torch.clone, x), y.clone()
         self._held.append((x, y))
         self._seen += 1
         if self.verdict is Verdict.NEW:

@@ -15,7 +15,7 @@ def _small(monkeypatch):
     monkeypatch.setitem(trials.TRIALS, "small", trials.Trial("two permutations", trials._permuted, (0, 1), 150))
 
 
-@pytest.mark.parametrize(("detector", "latest"), [("calibrated", 0), ("divergence", 10)])
+@pytest.mark.parametrize(("detector", "latest"), [("calibrated", 0), ("divergence", 40)])
 def test_a_change_is_found_where_it_is(detector, latest):
     found = trials.run("small", detector, dataset="digits")
     assert found["true"] == [150]
