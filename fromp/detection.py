@@ -261,11 +261,11 @@ class Calibrated(Detector):
     That any order is as likely is an assumption, and this is done for it. Early in a task the values still rise: only
     the younger half of the task's minibatches counts, `window` of them at most. A rise makes alarms rarer. The
     minibatches in doubt are held back untrained; nothing is learned from a minibatch of the new task before the old one
-    has been remembered. A doubt begins with a rank as low as the test asks for on the average, and lasts as long as the
-    ranks stay near that. At its end the r minibatches have been seen by one network, the n before by others: if this
-    one happens to be bad, all r are low. So the same test, at the same level, is made once more on their examples and
-    on a sample of the present task's, all seen by the network as it is. Only what passes both is a new task. The sample
-    has been trained on, which could make new examples look worse: that is what the first test knows nothing of.
+    has been remembered. A doubt begins with a rank half as high as the test asks for on the average, and lasts as long
+    as the ranks stay near that. At its end the r minibatches have been seen by one network, the n before by others: if
+    this one happens to be bad, all r are low. So the same test, at the same level, is made once more on their examples
+    and on a sample of the present task's, all seen by the network as it is. Only what passes both is a new task. The
+    sample has been trained on, which could make new examples look worse: that is what the first test knows nothing of.
 
     There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
     network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
@@ -282,7 +282,7 @@ class Calibrated(Detector):
         *,
         tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 48)),
         window: int = 250,
-        examples: int | None = 32,
+        examples: int | None = 16,
     ) -> None:
         if not 0 < false_alarm < 1:
             raise FrompError(f"false_alarm={false_alarm} is no probability; it must be in (0, 1), such as 1e-6.")
@@ -300,7 +300,7 @@ class Calibrated(Detector):
     @classmethod
     def on_divergence(cls, false_alarm: float = FALSE_ALARM) -> "Calibrated":
         """With what the paper proposes and leaves undone for its only signal; for methods that keep a precision."""
-        return cls(false_alarm, tests=((divergence, 4), (divergence, 24)), examples=16)
+        return cls(false_alarm, tests=((divergence, 4), (divergence, 24)))
 
     def begin_task(self) -> None:
         self._age = 0
@@ -375,15 +375,15 @@ class Run:
     signal: int
     needed: int
     highest: int  # rank sum of those
-    patience: int  # how far the rank sum may be above its share of the highest, once a first rank was low enough
+    patience: int  # how far the rank sum may be above its share of the highest, after a first rank of half as much
     length: int = 0
     ranks: int = 0  # their sum
 
     def count(self, rank: int) -> None:
         """Take the next minibatch into account."""
-        patience = self.patience if self.length else 0
         self.length, self.ranks = self.length + 1, self.ranks + rank
-        if self.ranks > self.highest or self.ranks * self.needed > self.highest * self.length + patience * self.needed:
+        share = self.highest * self.length / self.needed
+        if self.ranks > min(self.highest, share + self.patience if self.length > 1 else share / 2):
             self.clear()
 
     def clear(self) -> None:

@@ -289,7 +289,7 @@ def test_a_small_drop_takes_a_long_run_and_is_placed_where_it_began():
         assert detector.examine(Given(math.sin(step))) is Verdict.SAME or step > 20
     while detector._held:
         detector.examine(Given(0.9))
-    verdicts = [detector.examine(Given(-0.96)) for _ in range(12)]
+    verdicts = [detector.examine(Given(-0.995)) for _ in range(12)]
     assert verdicts == [Verdict.UNSURE] * 11 + [Verdict.NEW]
     assert detector.fresh == 12
 
