@@ -26,6 +26,7 @@ from fromp.tasks import Permuted, Rotated, Split, Stream, output_a_class
 from fromp.training import accuracy, hash_seed
 
 BATCH_SIZE = 128
+MOST_ALARMS = 40  # after which a trial is over: every one of them is a task to remember, and makes a step slower
 COSTS = ("cost", "first_task_cost", "sample_cost")  # of looking, of it in the first task, and of the sample
 
 
@@ -199,12 +200,16 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
     examine, keep = Stopwatch(looks.examine), Stopwatch(learner.reservoir.add)
     vars(looks)["examine"], vars(learner.reservoir)["add"] = examine, keep
     starts, seen, costs = [], 0, []
+
+    def bearable(_: Any) -> bool:
+        return len(learner.boundaries) < MOST_ALARMS
+
     with threads(model):
         model.train()
-        for part in stream.parts(images, seed, share):
+        for part in itertools.takewhile(bearable, stream.parts(images, seed, share)):
             starts.append(seen)
             looking = keeping = learning = 0.0
-            for x, y in part:
+            for x, y in itertools.takewhile(bearable, part):
                 examine.seconds = keep.seconds = 0.0
                 start = time.perf_counter()
                 verdict = learner.observe(x, y)

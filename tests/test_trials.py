@@ -38,6 +38,14 @@ def test_every_detector_runs(detector):
     assert found["minibatches"] == 60
 
 
+def test_a_detector_that_announces_everything_is_stopped(monkeypatch):
+    monkeypatch.setattr(trials, "MOST_ALARMS", 2)
+    monkeypatch.setitem(trials.DETECTORS, "always", lambda: trials.Welch(1e-9))
+    found = trials.run("small", "always", dataset="digits", share=0.5)
+    assert len(found["found"]) == 2
+    assert found["minibatches"] < 150
+
+
 def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
     for _ in range(2):
         trials.main(tmp_path, ["small"], ["welch"], seeds=2, dataset="digits", share=0.2)
