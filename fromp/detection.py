@@ -282,7 +282,7 @@ class Calibrated(Detector):
         *,
         tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 48)),
         window: int = 250,
-        examples: int | None = 16,
+        examples: int | None = 32,
     ) -> None:
         if not 0 < false_alarm < 1:
             raise FrompError(f"false_alarm={false_alarm} is no probability; it must be in (0, 1), such as 1e-6.")
@@ -300,7 +300,7 @@ class Calibrated(Detector):
     @classmethod
     def on_divergence(cls, false_alarm: float = FALSE_ALARM) -> "Calibrated":
         """With what the paper proposes and leaves undone for its only signal; for methods that keep a precision."""
-        return cls(false_alarm, tests=((divergence, 4), (divergence, 24)))
+        return cls(false_alarm, tests=((divergence, 4), (divergence, 24)), examples=16)
 
     def begin_task(self) -> None:
         self._age = 0
