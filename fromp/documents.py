@@ -194,10 +194,8 @@ def _quick(results: Path) -> str:
     if not path.exists():
         return "Not measured yet."
     took = json.loads(path.read_text(encoding="utf-8"))
-    machine = took["environment"]
-    where = f"{machine['cores']} cores of {machine['processor']}"
     return (
-        f"From nothing it took {took['seconds'] / 60:.1f} minutes on {where}: "
+        f"From nothing it took {took['seconds'] / 60:.1f} minutes on {_machine(took)}: "
         f"{took['runs']} runs, {took['jobs']} at once, and {len(took['rendered'])} tables and figures."
     )
 
@@ -279,9 +277,11 @@ def _bench(results: Path) -> str:
     if not path.exists():
         return "Not measured yet: `fromp bench --out results/bench`."
     report = json.loads(path.read_text(encoding="utf-8"))
-    machine = report["environment"]
-    where = f"Measured on {machine['cores']} cores of {machine['processor']}, torch {machine['torch']}."
-    return f"{where}\n\n{bench.table(report)}"
+    return f"Measured on {_machine(report)}, torch {report['environment']['torch']}.\n\n{bench.table(report)}"
+
+
+def _machine(report: dict[str, Any]) -> str:
+    return "{cores} cores of {processor}".format(**report["environment"])
 
 
 def _detection(results: Path) -> str:
@@ -294,39 +294,36 @@ def _detection(results: Path) -> str:
 
 def _task_free(results: Path) -> str:
     """Permuted MNIST with its boundaries found out, beside the same with them given."""
-    given, rows = _experiment(results / "permuted-mnist" / "fromp-paper"), []
+    place = results / "permuted-mnist"
+    given = _experiment(place / "fromp-paper")
+    rows = [["given", "", "", "", *_accuracy(given, None)]]
     for name in ("calibrated", "welch"):
-        found = _experiment(results / "permuted-mnist" / "task-free" / name)
-        if found is None or not found.finished:
-            rows.append([f"`{name}`", "not run"])
-            continue
-        changes = [run["boundaries"] for run in found.finished]
-        delays = [delay for one in changes for delay in one["delays"]]
-        ranges = [one["threshold_range"] for one in changes if "threshold_range" in one]
-        low, high = max((one[0] for one in ranges), default=0.0), min((one[1] for one in ranges), default=0.0)
-        rows.append(
-            [
-                f"`{name}`",
-                f"{sum(delay is not None for delay in delays)} of {len(delays)}",
-                f"{sum(one['false_alarms'] for one in changes)}",
-                f"{low:.2f} to {high:.2f}" if low < high else "none" if ranges else "none to set",
-                _percent(found.summary["average_accuracy"]),
-                _percent(_differences(found, given)),
-                f"{len(changes)}",
-            ]
-        )
-    heads = [
-        "detector",
-        "changes found",
-        "false alarms",
-        "thresholds that work",
-        "accuracy",
-        "above given",
-        "seeds",
-    ]
-    if given is not None and given.finished:
-        rows.insert(0, ["given", "", "", "", _percent(given.summary["average_accuracy"]), "", f"{len(given.finished)}"])
-    return tables.Table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows]).markdown()
+        found = _experiment(place / "task-free" / name)
+        changes = [run["boundaries"] for run in found.finished] if found else []
+        rows.append([f"`{name}`", *_found(changes), *_accuracy(found, given)])
+    heads = ("detector", "changes found", "false alarms", "thresholds that work", "accuracy", "above given", "seeds")
+    return tables.Table(heads, rows).markdown()
+
+
+def _found(changes: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    """Changes found, false alarms, and the thresholds that work in every run."""
+    if not changes:
+        return "not run", "", ""
+    delays = [delay for one in changes for delay in one["delays"]]
+    ranges = [one["threshold_range"] for one in changes if "threshold_range" in one]
+    low, high = max((one[0] for one in ranges), default=0.0), min((one[1] for one in ranges), default=0.0)
+    return (
+        f"{sum(delay is not None for delay in delays)} of {len(delays)}",
+        f"{sum(one['false_alarms'] for one in changes)}",
+        f"{low:.2f} to {high:.2f}" if low < high else "none" if ranges else "none to set",
+    )
+
+
+def _accuracy(one: Experiment | None, other: Experiment | None) -> tuple[str, str, str]:
+    """The accuracy, by how much it is above another's seed by seed, and the number of seeds."""
+    if one is None or not one.finished:
+        return "", "", ""
+    return _percent(one.summary["average_accuracy"]), _percent(_differences(one, other)), f"{len(one.finished)}"
 
 
 def _differences(one: Experiment, other: Experiment | None) -> dict[str, float] | None:
