@@ -294,6 +294,16 @@ def test_a_small_drop_takes_a_long_run_and_is_placed_where_it_began():
     assert detector.fresh == 12
 
 
+def test_a_doubt_outlasts_a_single_value_that_is_not_low():
+    detector = itself(12)
+    for step in range(400):
+        detector.examine(Given(math.sin(step)))
+    while detector._held:
+        detector.examine(Given(0.9))
+    verdicts = [detector.examine(Given(value)) for value in [-2.0, -0.5, *[-2.0] * 10]]
+    assert verdicts == [Verdict.UNSURE] * 11 + [Verdict.NEW]
+
+
 def test_one_outlier_is_held_back_and_then_let_go():
     detector = itself()
     for step in range(100):

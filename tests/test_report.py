@@ -16,7 +16,7 @@ from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS
 from fromp.metrics import summarise
 from fromp.report import gallery, toy, toy_figure
-from fromp.report.experiment import find
+from fromp.report.experiment import find, forward_transfer
 
 VOID = {"meta", "link", "img", "input", "br", "hr", "path", "use", "rect"}
 HOSTILE = """<script>alert("1")</script>&'$x_1$"""
@@ -170,6 +170,7 @@ def test_a_comparison_is_one_page(out, tmp_path):
     assert found.count("img", class_="stage") == 2
     assert found.count("a", href="./finetune/results.json") == 1
     assert "Accuracy: finetune" in found.text
+    assert found.text.count("Cost of a step") == 1
 
 
 def test_unfinished_seeds_are_left_out_and_told(out):
@@ -232,6 +233,18 @@ def test_forward_transfer_stands_in_a_comparison(out, tmp_path):
     change(both / "one", summary={**find(both / "one")[0].summary, "forward_transfer": summarise([0.0123])})
     assert "forward transfer" in page(both).text
     assert "1.23" in page(both).text
+
+
+def test_networks_trained_alone_give_the_others_their_forward_transfer(out, tmp_path):
+    both = tmp_path / "both"
+    shutil.copytree(out, both / "fromp")
+    shutil.copytree(out, both / "separate")
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    for run in runs:
+        run["accuracy"][-1] = [value - 0.125 for value in run["accuracy"][-1]]
+    change(both / "separate", method="separate", runs=runs)
+    assert "12.50 ± 0.00" in page(both).text
+    assert forward_transfer(find(both / "fromp")[0], find(both / "separate")[0])["mean"] == pytest.approx(0.125)
 
 
 def write_image_snapshot(out: Path) -> None:
