@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+import math
 import os
 import platform
 import resource
@@ -10,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -31,7 +32,7 @@ from fromp.model import Head
 from fromp.networks import num_weights
 from fromp.taskfree import TaskFree, Unannounced
 from fromp.tasks import Stream
-from fromp.training import Fit, accuracy, hash_seed
+from fromp.training import Fit, Optimisation, accuracy, hash_seed
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -48,13 +49,27 @@ class Plan:
         """The plan as it stands in results.json."""
         return {"benchmark": self.benchmark, "method": self.method, "settings": as_json(self.settings)}
 
+    def matters(self) -> set[str]:
+        """The settings that the numbers depend on: a method is built with some of them only."""
+        settings = self.settings
+        known = {field.name for field in fields(Settings)}
+        found = {"tasks", "validation", "boundaries", "hidden", "activation"}
+        found |= {field.name for field in fields(Optimisation)}
+        found |= set(inspect.signature(METHODS[self.method].build).parameters)
+        if settings.clip is not None:
+            found.add("tau")  # which it is in units of
+        if settings.boundaries != "given":
+            found |= {"reservoir", "memory", *inspect.signature(DETECTORS[settings.boundaries]).parameters}
+        return found & known
+
     def differences(self, found: dict[str, Any]) -> list[str]:
         """What differs in a plan read from a file; a setting that did not exist then had its default value."""
         wanted = json.loads(json.dumps(self.as_json()))
         defaults = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
         then = {**json.loads(json.dumps(defaults)), **found["settings"]}
         different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
-        return different + [key for key, value in wanted["settings"].items() if then.get(key) != value]
+        matters = self.matters()
+        return different + [key for key, v in wanted["settings"].items() if key in matters and then.get(key) != v]
 
 
 @dataclass(frozen=True)
@@ -159,10 +174,14 @@ class Run:
                 if asked:
                     raise Interrupted(asked[0])
             watch(self._moment(fit, False, now - start))
+        self._elapsed = time.monotonic() - start
+        self._save(fit)  # what follows can take minutes
+        if asked:
+            raise Interrupted(asked[0])
         if shared is not None and not (shared / folder.MANIFEST).exists():
             tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-            took = {"seconds": time.monotonic() - start}
-            folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, took)
+            told = {"seconds": self._elapsed, "largest_norm": _known(fit.largest_norm), "clip": settings.clip}
+            folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, told)
         if self.learner is None:
             self.method.end_task(task.train, task.head)
         else:
@@ -194,14 +213,24 @@ class Run:
         return found
 
     def _take_first_task(self, shared: Path, fit: Fit) -> None:
-        """Start from another run's first task, if one has left it: fitted with the same settings, without a past."""
-        if not (shared / folder.MANIFEST).exists():
-            return
-        tensors, took = folder.read(shared, "first task")
-        self._elapsed = took["seconds"]
-        self.model.load_state_dict(under(tensors, "model."))
-        torch.set_rng_state(tensors["random"])
-        fit.step = fit.num_steps
+        """Start from another run's first task, if one has left it: fitted with the same settings, without a past.
+
+        The clip may be another one, if neither has come into play.
+        """
+        base, _ = shared.name.split("-")
+        for path in [shared, *sorted(shared.parent.glob(f"{base}-*"))]:
+            if not (path / folder.MANIFEST).exists():
+                continue
+            tensors, told = folder.read(path, "first task")
+            mine, its, norm = (
+                math.inf if v is None else v for v in (fit.settings.clip, told["clip"], told["largest_norm"])
+            )
+            if mine == its or norm < min(mine, its):
+                self._elapsed, fit.largest_norm = told["seconds"], norm
+                self.model.load_state_dict(under(tensors, "model."))
+                torch.set_rng_state(tensors["random"])
+                fit.step = fit.num_steps
+                return
 
     def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
         return Moment(
@@ -230,7 +259,7 @@ class Run:
         state: dict[str, Any] = {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
             "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "elapsed": self._elapsed,
-            "method": method_state,
+            "method": method_state, "largest_norm": None if fit is None else _known(fit.largest_norm),
         }  # fmt: skip
         if self.learner is not None:
             of_learner, state["learner"] = self.learner.state()
@@ -249,7 +278,10 @@ class Run:
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
         self._elapsed, self.steps = state["elapsed"], state.get("steps", [])  # there were none in older checkpoints
-        saved = {"tensors": tensors, **{key: state.get(key) for key in ("step", "method", "learner", "ends")}}
+        saved = {
+            "tensors": tensors,
+            **{key: state.get(key) for key in ("step", "method", "learner", "ends", "largest_norm")},
+        }
         if self.task == len(self.stream):
             self._restore(None, saved)
         return saved
@@ -264,6 +296,7 @@ class Run:
             self._trace, self._ends = tensors["trace"].tolist(), saved["ends"]
         if fit is not None:
             fit.restore(saved["step"], under(tensors, "optimizer."))
+            fit.largest_norm = math.inf if saved["largest_norm"] is None else saved["largest_norm"]
 
 
 class Past(Sequence[tuple[Examples, Head]]):
@@ -356,11 +389,17 @@ def interruptions() -> Iterator[list[int]]:
 
 
 def _first_task_name(plan: Plan, seed: int) -> str:
-    """One name for all runs whose first task must come out the same."""
-    settings = plan.settings
+    """One name for all runs whose first task must come out the same, up to a mark for how it was clipped."""
+    settings, optimisation = plan.settings, plan.settings.optimisation()
     network = [settings.hidden, settings.activation]
-    told = [plan.benchmark, seed, asdict(settings.optimisation()), settings.validation, *network]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    told = [plan.benchmark, seed, asdict(replace(optimisation, clip=None)), settings.validation, *network]
+    base, clip = (hashlib.sha256(json.dumps(of).encode()).hexdigest() for of in (told, optimisation.clip))
+    return f"{base[:16]}-{clip[:4]}"
+
+
+def _known(norm: float) -> float | None:
+    """JSON has no infinity."""
+    return norm if math.isfinite(norm) else None
 
 
 def _processor() -> str:

@@ -16,7 +16,7 @@ from fromp.inputs import Inputs
 from fromp.methods.base import Loss, Method, Part, Training, under
 from fromp.model import Weights, device_of, evaluating, outputs
 from fromp.reservoir import Reservoir
-from fromp.training import Fit, Optimisation, descend, moments, restore_moments, step
+from fromp.training import Fit, Optimisation, moments, restore_moments, step
 
 
 class Boundary(NamedTuple):
@@ -255,10 +255,8 @@ class TaskFree:
 
     def _descend(self, batch: Batch) -> None:
         nll, self._first = self._first, None
-        if nll is None:
-            self.loss = descend(self.method, self.optimizer, [(*batch, None)], self.clip)
-        else:
-            self.loss = step(self.method, self.optimizer, Loss(nll.mean(), self.method.penalty()), self.clip)
+        loss = self.method.loss([(*batch, None)]) if nll is None else Loss(nll.mean(), self.method.penalty())
+        self.loss, _ = step(self.method, self.optimizer, loss, self.clip)
 
 
 @final

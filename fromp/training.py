@@ -1,5 +1,6 @@
 """One trainer for every method: the fitting of a task."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ class Fit:
         self.num_steps = settings.epochs * self._batches.steps_per_epoch
         self.optimizer = optimizer or settings.optimizer(method.parameters())
         self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
+        self.largest_norm = 0.0  # of the gradient, before it was clipped; infinity where it is not, and nobody knows
 
     def steps(self) -> Iterator[int]:
         """Train from the present step to the last, yielding the number of steps done."""
@@ -64,7 +66,9 @@ class Fit:
 
     def learn(self, batch: list[Part]) -> Loss:
         """One step."""
-        return descend(self.method, self.optimizer, batch, self.settings.clip)
+        loss, norm = step(self.method, self.optimizer, self.method.loss(batch), self.settings.clip)
+        self.largest_norm = max(self.largest_norm, norm)
+        return loss
 
     def state(self) -> dict[str, Tensor]:
         """The optimiser's moments, by parameter."""
@@ -76,20 +80,17 @@ class Fit:
         self.step = step
 
 
-def descend(method: Method, optimizer: torch.optim.Optimizer, batch: list[Part], clip: float | None) -> Loss:
-    """One step on a minibatch; returns what it went down from."""
-    return step(method, optimizer, method.loss(batch), clip)
-
-
-def step(method: Method, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None) -> Loss:
-    """One step down a loss, whose value it returns."""
+def step(method: Method, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None) -> tuple[Loss, float]:
+    """One step down a loss; returns its value, and the norm of its gradient if that is clipped, else infinity."""
     optimizer.zero_grad()
     (loss.data + loss.penalty).backward()
+    norm = math.inf
     if clip is not None:
-        nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(parameters, clip))
     optimizer.step()
     method.after_step()
-    return Loss(loss.data.detach(), loss.penalty.detach())
+    return Loss(loss.data.detach(), loss.penalty.detach()), norm
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -104,9 +105,13 @@ def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Return to the moments that `moments` gave; the learning rate and the like stay."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         place, name = key.split(".")
+        like = parameters[int(place)]
+        if value.shape == like.shape:  # laid out in memory as the weights are: fused optimisers go by that
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
         state.setdefault(int(place), {})[name] = value
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 

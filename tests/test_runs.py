@@ -12,13 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from fromp import folder, metrics
 from fromp.cli import main
+from fromp.data.images import Images
 from fromp.errors import CheckpointError
-from fromp.experiments import BENCHMARKS, settings_for
+from fromp.experiments import BENCHMARKS, Benchmark, settings_for
 from fromp.methods import METHODS
 from fromp.runs import Plan, Run
+from fromp.tasks import Split
+from fromp.training import Fit
 
 SHORT = ["toy", "--tasks", "3", "--epochs", "2", "--memory", "10", "--quiet"]
 PLAN = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 1, "memory": 6, "tasks_per_step": 1}))
@@ -79,6 +83,8 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     whole.learn(lambda moment: None, checkpoint_seconds=0.05)
     expected = folder.read(tmp_path / "whole" / "checkpoint", "run")[0]
     real, writes, limit = os.replace, 0, 0
+    restore, within = Fit.restore, []  # the steps of a task that it was taken up at
+    monkeypatch.setattr(Fit, "restore", lambda fit, step, tensors: (within.append(step), restore(fit, step, tensors)))
 
     def replace(*arguments):
         nonlocal writes
@@ -99,6 +105,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
         except Died:
             pass
     assert limit > 6
+    assert any(within)
     assert run.rows == whole.rows
     got = folder.read(path / "checkpoint", "run")[0]
     assert got.keys() == expected.keys()
@@ -171,6 +178,80 @@ def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
     assert shared.rows == alone.rows
     for a, b in zip(alone.model.parameters(), shared.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def clipped(method, clip):
+    return Plan("toy", method, dataclasses.replace(PLAN.settings, clip=clip))
+
+
+@pytest.mark.parametrize(
+    ("its", "mine", "shared"),
+    [(1e3, 5e3, True), (1e3, 1e3, True), (1e3, 1e-3, False), (1e-3, 1e3, False), (None, 1e3, False)],
+)
+def test_a_first_task_with_another_clip_is_shared_if_neither_came_into_play(tmp_path, its, mine, shared):
+    Run(clipped("finetune", its), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
+    steps = []
+    run = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
+    run.learn(lambda moment: steps.append(moment.finished))
+    assert steps[0] == shared
+    alone = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "alone")
+    alone.learn(lambda moment: None)
+    for a, b in zip(alone.model.parameters(), run.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
+    """Its weights lie in memory channels last, and so must the optimiser's moments when they are read again."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (64, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    images = Images(pixels[:48], torch.arange(48) % 4, pixels[48:], torch.arange(16) % 4, ())
+
+    def network(stream, settings):
+        model = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.2), nn.Linear(128, 4)
+        )
+        return model.to(memory_format=torch.channels_last)
+
+    settings = dataclasses.replace(PLAN.settings, epochs=3, batch_size=8)
+    benchmark = Benchmark("pictures", lambda seed: Split(images, [[0, 1], [2, 3]]), network, settings)
+    of = Plan("toy", "fromp", settings)
+    whole = Run(of, benchmark, 0, tmp_path / "whole")
+    whole.learn(lambda moment: None)
+
+    def stop(moment):
+        if (moment.task, moment.step) == (1, 5):
+            raise Stop
+
+    with pytest.raises(Stop):
+        Run(of, benchmark, 0, tmp_path / "stopped").learn(stop, checkpoint_seconds=0)
+    _, state = folder.read(tmp_path / "stopped" / "checkpoint", "run")
+    assert (state["task"], state["step"]) == (1, 5)
+    again = Run(of, benchmark, 0, tmp_path / "stopped")
+    again.learn(lambda moment: None)
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_only_the_settings_that_a_method_uses_tell_plans_apart():
+    before = Plan("toy", "ewc", PLAN.settings)
+    for change, different in [
+        ({"start": "posterior"}, []),
+        ({"jitter": 0.5}, []),
+        ({"strength": 0.5}, ["strength"]),
+        ({"lr": 0.5}, ["lr"]),
+    ]:
+        other = dataclasses.replace(before, settings=dataclasses.replace(PLAN.settings, **change))
+        assert before.differences(json.loads(json.dumps(other.as_json()))) == different
+    assert "start" in Plan("toy", "vcl", PLAN.settings).matters()
+    assert "tau" not in before.matters()
+    assert "tau" in clipped("ewc", 1.0).matters()  # the clip is in its units
+    assert {"reservoir", "false_alarm"} <= Plan(
+        "toy", "fromp", dataclasses.replace(PLAN.settings, boundaries="calibrated", schedule="constant")
+    ).matters()
 
 
 def test_a_method_that_watches_its_first_task_trains_it_itself(tmp_path):

@@ -1,6 +1,6 @@
 """results.json as the report sees it, and the snapshots beside it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from fromp import folder, metrics, results
 from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS, Settings, settings_for
+from fromp.methods import METHODS
 from fromp.metrics import Matrix
+from fromp.runs import Plan
 from fromp.tasks import Stream
 
 
@@ -70,16 +72,23 @@ class Experiment:
 
     def make(self, seed: int) -> tuple[Stream, nn.Module]:
         """The stream and the network of one seed, untrained."""
-        settings = Settings(**{**self.settings, "hidden": tuple(self.settings.get("hidden", ()))})
-        return BENCHMARKS[self.benchmark].make(settings, seed)
+        return BENCHMARKS[self.benchmark].make(self._settings(), seed)
 
     def changed(self) -> list[str]:
         """The settings that are not the benchmark's own for this method."""
         if self.benchmark not in BENCHMARKS:
             return []
-        preset = settings_for(self.benchmark, {}, self.method)
+        preset, settings = settings_for(self.benchmark, {}, self.method), self._settings()
+        matters = Plan(self.benchmark, self.method, settings).matters() if self.method in METHODS else vars(settings)
+        return [k for k, v in vars(settings).items() if k in matters and getattr(preset, k) != v]
+
+    def _settings(self) -> Settings:
+        """Those of the run, as far as they are still known; one that did not exist then is the benchmark's own."""
         known = {field.name for field in fields(Settings)}
-        return [k for k, v in self.settings.items() if k in known and _plain(getattr(preset, k)) != _plain(v)]
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in self.settings.items() if k in known
+        }
+        return replace(settings_for(self.benchmark, {}, self.method), **values)
 
     def snapshots(self, seed: int) -> list[Snapshot]:
         """What one seed looked like after each task; none if only results.json is here."""
@@ -152,7 +161,3 @@ def _told_apart(experiments: list[Experiment]) -> list[Experiment]:
     if len({one.method for one in experiments}) == len(experiments):
         return experiments
     return [Experiment(**{**vars(one), "name": one.path.name}) for one in experiments]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
