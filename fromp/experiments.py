@@ -64,7 +64,7 @@ class Settings:
     logit_strength: float = 0.5  # of DER++: how far the stored outputs count
     damping: float = 1e-3  # xi of SI
     initial_deviation: float = 1e-3  # of VCL's weights, and FRCL's of the last layer, before training
-    start: str = "initial"  # where VCL begins each task: there, or at the last `posterior`
+    start: str = "fresh"  # the weights that VCL begins each task at, or its `initial` ones, or its last `posterior`
     coreset_epochs: int = 0  # over the coreset of VCL, before each test
     search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
     joint_from: int = 1  # the first task after which `joint` is trained, to save time where only the last one counts
@@ -263,7 +263,10 @@ _TUNED: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 _OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
-    **{name: {"": {"clip": None}, **_CLIPPED, **tuned} for name, tuned in _TUNED.items()},
+    **{
+        method: {"": {"clip": None}, **{name: _CLIPPED.get(name, {}) | tuned.get(name, {}) for name in BENCHMARKS}}
+        for method, tuned in _TUNED.items()
+    },
     **dict.fromkeys(("vcl", "vcl-coreset", "vcl-memorable"), _VCL),
     **dict.fromkeys(("frcl-random", "frcl-trace"), _FRCL),
 }

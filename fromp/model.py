@@ -35,6 +35,11 @@ def raw_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights
     if not isinstance(f, Tensor) or f.ndim != 2:
         shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise DataError(f"the model gave {shape}; fromp needs outputs of shape (batch, outputs).")
+    return of_head(f, head)
+
+
+def of_head(f: Tensor, head: Head) -> Tensor:
+    """The outputs of a head: (b, c)."""
     if head is None:
         return f
     check_head(head, f.shape[1])

@@ -91,10 +91,10 @@ def matrix_table(accuracy: list[list[float]]) -> Table:
 def methods_table() -> Table:
     """Every method: where it comes from, what it keeps, and what its step costs."""
     table = Table(title="methods", title_justify="left", title_style="bold")
-    for title in ("", "from", "keeps of the past", "a step costs, beside plain training"):
+    for title in ("", "from", "keeps of the past", "a step costs, beside plain training", "a test says which task"):
         table.add_column(title)
     for name, entry in METHODS.items():
-        table.add_row(name, entry.source, entry.stores, entry.step)
+        table.add_row(name, entry.source, entry.stores, entry.step, "always" if entry.told else "with heads")
     return table
 
 

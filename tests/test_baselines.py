@@ -160,6 +160,37 @@ def test_si_leaves_value_and_gradient_of_the_loss_as_they_are_and_follows_each_w
         torch.testing.assert_close(path, -slope * (w - then).detach(), rtol=1e-12, atol=1e-14)
 
 
+def test_si_follows_a_layer_that_is_frozen_for_a_while():
+    model = network(outputs=2)
+    model[0].requires_grad_(False)
+    method = SI(model, Categorical(), strength=5.0, damping=1e-3)
+    for task, frozen in enumerate([True, False, True]):
+        model[0].requires_grad_(not frozen)
+        for _ in Fit(
+            method, method.begin_task(TensorExamples(*data(task)), None, []), Optimisation(2, 4, 1e-2), seed=0
+        ).steps():
+            pass
+        method.end_task(data(task))
+        assert math.isfinite(method.penalty().item())
+    assert method.importance.keys() == dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (7, 1)])
+def test_a_batch_of_several_heads_is_one_batch_to_batch_norm(sizes):
+    """A part of one example would have no statistics of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 6)).double()
+    method = METHODS["joint"].build(model, Categorical())
+    parts = [(*data(place, size), HEADS[place]) for place, size in enumerate(sizes)]
+    f = model(torch.cat([x for x, _, _ in parts]))
+    rows = f.split(sizes)
+    expected = sum(
+        nn.functional.cross_entropy(row[:, list(head)], y, reduction="sum")
+        for row, (_, y, head) in zip(rows, parts, strict=True)
+    ) / sum(sizes)
+    torch.testing.assert_close(method.data_loss(parts), expected)
+
+
 def test_functional_l2_is_fromp_with_the_identity_for_kernel():
     """Where outputs are means: 1/2 tau |m - m0|^2 is strength |f - f0|^2 with tau twice the strength."""
     model = network(outputs=2)
@@ -244,8 +275,6 @@ def test_the_kl_of_vcl_is_the_closed_form():
     [
         (nn.Linear(6, 4), (6,)),
         (nn.Linear(6, 4, bias=False), (6,)),
-        (nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), (2, 5, 5)),
-        (nn.Conv1d(2, 4, 3, dilation=2, bias=False), (2, 9)),
     ],
 )
 def test_sampled_outputs_have_the_moments_of_sampled_weights(layer, shape):
@@ -268,6 +297,46 @@ def test_sampled_outputs_have_the_moments_of_sampled_weights(layer, shape):
     torch.testing.assert_close(local.std(0), spread, rtol=0.08, atol=0)
     together = torch.corrcoef(local.flatten(1).T)
     assert (together - torch.eye(len(together))).abs().max() < 0.1  # every output of every example has its own noise
+
+
+class Tokens(nn.Module):
+    """A linear map of every row, and the mean of the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.each, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.each(x).tanh().mean(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)), (6,)),
+        (nn.Sequential(nn.Conv2d(2, 4, 3, groups=2), nn.AvgPool2d(5), nn.Flatten(), nn.Linear(4, 2)), (2, 7, 7)),
+        (nn.Sequential(nn.Conv1d(2, 4, 3), nn.Tanh(), nn.AvgPool1d(7), nn.Flatten(), nn.Linear(4, 2)), (2, 9)),
+        (Tokens(), (8, 3)),
+        (nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 2)), (6,)),
+    ],
+    ids=["mlp", "conv2d", "conv1d", "tokens", "norm"],
+)
+def test_what_vcl_samples_is_what_sampled_weights_give(model, shape):
+    """Also where positions share a weight: noise of its own at each of them would average out."""
+    torch.manual_seed(0)
+    model = model.double()
+    method = VCL(model, Categorical(), 1.0, 0.3, 0)
+    x, y = torch.randn(2, *shape).double(), torch.arange(2)
+    method.begin_task(TensorExamples(x, y), None, [])
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        ours = torch.stack([method._sample(method._posterior(), x, None, noise) for _ in range(3000)])
+        drawn = [
+            {name: w + 0.3 * torch.randn(w.shape).double() for name, w in model.named_parameters()} for _ in range(3000)
+        ]
+        theirs = torch.stack([torch.func.functional_call(model, weights, (x,)) for weights in drawn])
+    assert ((ours.mean(0) - theirs.mean(0)).abs() / theirs.std(0)).max() < 0.12
+    torch.testing.assert_close(ours.std(0), theirs.std(0), rtol=0.1, atol=0)
 
 
 def test_vcl_finds_the_exact_diagonal_posterior_of_a_linear_gaussian_model():
@@ -334,9 +403,63 @@ def test_vcl_starts_each_task_anew_and_leaves_the_heads_of_other_tasks_alone():
     method.end_task(data(1), HEADS[1])
     for then, now in zip(learned, moments(), strict=True):
         assert torch.equal(now["2.weight"][:2], then["2.weight"][:2])
-    for was, now in zip(start[:2], moments()[:2], strict=True):
-        assert torch.equal(now["2.weight"][2:], was["2.weight"][2:])
-        assert torch.equal(now["0.weight"], was["0.weight"])
+    (means, deviations), (began, narrow) = moments()[:2], start[:2]
+    for name, place in [("0.weight", slice(None)), ("2.weight", slice(2, None))]:
+        assert torch.equal(deviations[name][place], narrow[name][place])
+        assert not torch.equal(means[name][place], began[name][place])
+    assert torch.equal(means["0.weight"].flatten().sort().values, began["0.weight"].flatten().sort().values)
+
+
+def test_vcl_starts_each_task_from_other_random_weights_or_from_the_first_ones():
+    for start, same in [("fresh", False), ("initial", True)]:
+        model = network()
+        began = copies(dict(model.named_parameters()))
+        method = VCL(model, Categorical(), 4.0, 1e-2, seed=0, start=start)
+        seen = []
+        for task in range(3):
+            method.begin_task(TensorExamples(*data(task)), None, [])
+            seen.append(copies(dict(model.named_parameters())))
+            method.begin_task(TensorExamples(*data(task)), None, [])  # as when a run is taken up again
+            assert torch.equal(seen[-1]["0.weight"], model[0].weight)
+            method.end_task(data(task))
+        assert torch.equal(seen[0]["0.weight"], began["0.weight"])
+        assert all(torch.equal(one["0.weight"], began["0.weight"]) == same for one in seen[1:])
+        assert torch.equal(seen[1]["0.weight"], seen[2]["0.weight"]) == same
+
+
+@pytest.mark.parametrize("depth", [1, 40])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_vcl_knows_the_weights_of_other_heads(depth, sign):
+    """In deep networks, where positive weights would overflow, and where inputs silence every unit."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(64, 6))
+    method = VCL(model, Categorical(), 4.0, 1e-2, seed=0)
+    elsewhere = method._of_other_heads(sign * torch.rand(20, 64), HEADS[1])
+    for last in (elsewhere[f"{2 * depth}.weight"], elsewhere[f"{2 * depth}.bias"]):
+        assert not last[2:4].any()
+        assert last[:2].all()
+        assert last[4:].all()
+    assert not any(mask.any() for name, mask in elsewhere.items() if not name.startswith(f"{2 * depth}."))
+
+
+def test_vcl_bears_a_weight_that_is_not_used():
+    model = network()
+    model[0].unused = nn.Parameter(torch.ones(2).double())
+    method = VCL(model, Categorical(), 4.0, 1e-2, seed=0)
+    method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
+    method.loss([(*data(0), HEADS[0])]).data.backward()
+    method.end_task(data(0), HEADS[0])
+
+
+def test_vcl_must_be_told_of_a_task():
+    method = VCL(network(), Categorical(), 4.0, 1e-2, seed=0)
+    assert method.penalty().item() == 0
+    with pytest.raises(FrompError, match="call begin_task before training"):
+        method.loss([(*data(0), HEADS[0])])
+    withheld = VCL(network(), Categorical(), 4.0, 1e-2, 0, RandomCoreset(Categorical(), 4, seed=0))
+    with pytest.raises(FrompError, match="no coreset has been withheld"):
+        withheld.end_task(data(0), HEADS[0])
 
 
 def test_vcl_can_start_each_task_where_the_last_one_ended():
@@ -350,7 +473,7 @@ def test_vcl_can_start_each_task_where_the_last_one_ended():
     method.begin_task(TensorExamples(*data(1)), None, [])
     for then, now in zip(learned, (dict(model.named_parameters()), method.log_deviation), strict=True):
         assert all(torch.equal(now[name], value) for name, value in then.items())
-    with pytest.raises(FrompError, match="start='middle' is not known; use one of initial, posterior"):
+    with pytest.raises(FrompError, match="start='middle' is not known; use one of fresh, initial, posterior"):
         VCL(model, Categorical(), 4.0, 1e-2, 0, start="middle")
 
 
@@ -408,6 +531,22 @@ def test_a_coreset_refines_its_own_head_to_the_exact_posterior_and_not_the_next_
         torch.testing.assert_close(q.mean["weight"][task], mean, rtol=0, atol=0.06)
         deviation = q.log_deviation["weight"][task].exp()
         torch.testing.assert_close(deviation, precision.diag().rsqrt(), rtol=0.12, atol=0)
+
+
+def test_memorable_coresets_do_not_depend_on_the_random_state():
+    """A run that is taken up again chooses the same: dropout has its own masks there."""
+    base = replace(settings_for("toy", {}), epochs=1)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 20), nn.Dropout(0.5), nn.Linear(20, 2))
+    task = BENCHMARKS["toy"].make(base, 3)[0].task(0)
+    build = METHODS["vcl-memorable"].build
+    coreset = build(model, Categorical(), 1.0, 0.1, 20, 0, 40, 1e-2, "fresh", base, seed=11).coreset
+    chosen = []
+    for state in (1, 2):
+        torch.manual_seed(state)
+        chosen.append(coreset.choose(task.train, task.head, 0))
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(state)))
+    assert torch.equal(*chosen)
 
 
 def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():

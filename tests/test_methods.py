@@ -10,6 +10,7 @@ from torch import nn
 from fromp.examples import TensorExamples
 from fromp.experiments import settings_for
 from fromp.methods import METHODS
+from fromp.model import evaluating
 from fromp.runs import Plan, build_method
 from fromp.training import accuracy
 
@@ -21,6 +22,13 @@ def network(seed=0):
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 6))
     model[1].eval()  # a user may keep some modules in their own mode
     return model
+
+
+def normalised(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.LayerNorm(8), nn.Linear(8, 6)
+    )
 
 
 def make(name, model, seed=0):
@@ -78,6 +86,7 @@ def test_leaves_the_callers_things_alone(name):
     method = make(name, model)
     fit(method, 0)
     fit(method, 1)
+    method.begin_task(data(2), HEADS[2], [(data(k), HEADS[k]) for k in range(2)])
     model.zero_grad()
     modes = [module.training for module in model.modules()]
     weights = [p.detach().clone() for p in model.parameters()]
@@ -131,8 +140,9 @@ def test_same_seed_same_numbers(name):
     assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("network", [network, normalised])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_restored_method_goes_on_as_if_nothing_had_happened(name):
+def test_a_restored_method_goes_on_as_if_nothing_had_happened(name, network):
     one = make(name, network())
     fit(one, 0)
     fit(one, 1)
@@ -140,6 +150,13 @@ def test_a_restored_method_goes_on_as_if_nothing_had_happened(name):
     other = make(name, network(seed=5))
     other.model.load_state_dict(one.model.state_dict())
     other.restore({k: v.clone() for k, v in tensors.items()}, state)
+    for task in range(2):
+        x, _ = data(task).take(torch.arange(30))
+        said = []
+        for method in (one, other):
+            with evaluating(method.model):
+                said.append(method.predict_outputs(x, HEADS[task], task))
+        assert torch.equal(*said)
     torch.manual_seed(3)
     first = fit(one, 2)
     torch.manual_seed(3)

@@ -90,6 +90,7 @@ class Entry:
     source: str  # where it comes from
     stores: str  # what it keeps of the past
     step: str  # what a step costs beside that of plain training
+    told: bool = False  # whether a test has to say which task it is of, also where there is one head
 
 
 _OURS = "Pan et al. 2020"
@@ -98,17 +99,27 @@ METHODS: dict[str, Entry] = {
     "fromp": Entry(
         _fromp(FullKernel, memorability),
         _OURS,
-        "memorable points, a kernel a class and task",
+        "memorable points, a kernel a class and task, a precision a weight",
         "a pass over all memory, times the kernels",
     ),
-    "fromp-l2": Entry(_fromp(IdentityKernel, memorability), _OURS, "memorable points", "a pass over all memory"),
+    "fromp-l2": Entry(
+        _fromp(IdentityKernel, memorability),
+        _OURS,
+        "memorable points, their outputs, a precision a weight",
+        "a pass over all memory",
+    ),
     "frorp": Entry(
         _fromp(FullKernel, random_score),
         _OURS,
-        "random points, a kernel a class and task",
+        "random points, a kernel a class and task, a precision a weight",
         "a pass over all memory, times the kernels",
     ),
-    "frorp-l2": Entry(_fromp(IdentityKernel, random_score), _OURS, "random points", "a pass over all memory"),
+    "frorp-l2": Entry(
+        _fromp(IdentityKernel, random_score),
+        _OURS,
+        "random points, their outputs, a precision a weight",
+        "a pass over all memory",
+    ),
     "ewc": Entry(
         EWC, "Kirkpatrick et al. 2017", "the sum of the Fisher diagonals, their centre", "a pass over the weights"
     ),
@@ -119,22 +130,24 @@ METHODS: dict[str, Entry] = {
     "vcl": Entry(
         _vcl(lambda *_: None),
         "Nguyen et al. 2018, Swaroop et al. 2019",
-        "a mean and a deviation a weight",
+        "means and deviations of the weights, the last and the initial ones",
         "twice the maps, and a KL",
     ),
     "vcl-coreset": Entry(
         _vcl(lambda model, likelihood, memory, base, seed: RandomCoreset(likelihood, memory, seed)),
         "Nguyen et al. 2018, Swaroop et al. 2019",
-        "a mean and a deviation a weight, random points",
+        "those of vcl, a refined copy a head, random points",
         "twice the maps, and a KL; the coreset before each test",
     ),
     "vcl-memorable": Entry(
         _vcl(lambda model, likelihood, memory, base, seed: MemorableCoreset(model, likelihood, memory, base, seed)),
         "Pan et al. 2020",
-        "a mean and a deviation a weight, FROMP's points",
+        "those of vcl, a refined copy a head, all that FROMP keeps",
         "twice the maps, and a KL; the coreset before each test; a run of FROMP",
     ),
-    "functional-l2": Entry(FunctionalL2, "Benjamin et al. 2018", "random points", "a pass over all memory"),
+    "functional-l2": Entry(
+        FunctionalL2, "Benjamin et al. 2018", "random points, their outputs", "a pass over all memory"
+    ),
     "replay": Entry(Replay, "the first thing to try", "random points with labels", "a second minibatch"),
     "der++": Entry(DERpp, "Buzzega et al. 2020", "random points with labels and outputs", "two more minibatches"),
     "frcl-random": Entry(
@@ -142,14 +155,16 @@ METHODS: dict[str, Entry] = {
         "Titsias et al. 2020",
         "random points, the GP's posterior there a class and task",
         "a pass over all memory, a Cholesky factor a task",
+        told=True,
     ),
     "frcl-trace": Entry(
         FRCL,
         "Titsias et al. 2020",
         "points that leave little open, the GP's posterior there a class and task",
         "a pass over all memory, a Cholesky factor a task",
+        told=True,
     ),
     "finetune": Entry(Finetune, "the floor", "nothing", "nothing"),
-    "separate": Entry(Separate, "no transfer, no forgetting", "a network a task", "nothing"),
+    "separate": Entry(Separate, "no transfer, no forgetting", "a network a task", "nothing", told=True),
     "joint": Entry(Joint, "the ceiling", "all data of all tasks", "nothing, but an epoch is as long as all tasks"),
 }

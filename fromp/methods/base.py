@@ -7,11 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fromp import inputs
 from fromp.examples import Examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
-from fromp.model import Head, device_of, outputs
+from fromp.model import Head, device_of, of_head, outputs
 
 Part = tuple[Inputs, Tensor, Head]  # examples of one head
 Training = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
@@ -58,11 +59,8 @@ class Method(ABC):
 
     def data_loss(self, batch: Sequence[Part]) -> Tensor:
         """The mean nll of a batch, whose parts may belong to different heads."""
-        if len(batch) == 1:
-            x, y, head = batch[0]
-            return self.likelihood.nll(outputs(self.model, x, head), y).mean()
-        total = sum(len(y) for _, y, _ in batch)
-        return torch.stack([self.data_loss([part]) * (len(part[1]) / total) for part in batch]).sum()
+        found = zip(outputs_of_parts(self.model, batch), batch, strict=True)
+        return torch.cat([self.likelihood.nll(f, y) for f, (_, y, _) in found]).mean()
 
     def penalty(self) -> Tensor:
         """What holds on to the past: a scalar, zero before the first task has ended."""
@@ -88,6 +86,15 @@ class Method(ABC):
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Return to a state that `state` gave."""
+
+
+def outputs_of_parts(model: nn.Module, batch: Sequence[Part]) -> list[Tensor]:
+    """f of each part, of all in one pass where their inputs go together: batch norm is to see a batch as a whole."""
+    parts = [x for x, _, _ in batch]
+    if len(parts) == 1 or len(set(map(inputs.signature, parts))) > 1:
+        return [outputs(model, x, head) for x, _, head in batch]
+    every = outputs(model, inputs.concatenate(parts)).split([len(y) for _, y, _ in batch])
+    return [of_head(f, head) for f, (_, _, head) in zip(every, batch, strict=True)]
 
 
 def under(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:

@@ -67,8 +67,10 @@ class MemorableCoreset(Coreset):
         fromp, (tensors, state) = self._fromp, self._kept
         fromp.model.load_state_dict(under(tensors, "model."))
         fromp.restore(under(tensors, "fromp."), state)
-        for _ in Fit(fromp, [(examples, head)], self._base.optimisation(), self._seed + task).steps():
-            pass
+        with torch.random.fork_rng(devices=[]):  # dropout's masks: the same when a run is taken up again
+            torch.manual_seed(self._seed + task)
+            for _ in Fit(fromp, [(examples, head)], self._base.optimisation(), self._seed + task).steps():
+                pass
         scores, classes = assess(fromp.model, examples, fromp.likelihood, torch.Generator(), head, fromp.score)
         fromp.end_task(examples, head)
         self._next = self._present()

@@ -11,7 +11,7 @@ from fromp.examples import as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, pack, random_score, remember, unpack
-from fromp.methods.base import Method, Part, under
+from fromp.methods.base import Method, Part, outputs_of_parts, under
 from fromp.model import Head, as_head, evaluating, outputs
 
 
@@ -94,9 +94,10 @@ class DERpp(Rehearsal):
         if not self.memories:
             return super().penalty()
         with evaluating(self.model):
+            parts, stored = zip(*self.draw(self.batch_size), strict=True)
             distances = [
-                (outputs(self.model, x, head) - stored).square().mean() * (len(stored) / self.batch_size)
-                for (x, _, head), stored in self.draw(self.batch_size)
+                (f - then).square().mean() * (len(then) / self.batch_size)
+                for f, then in zip(outputs_of_parts(self.model, parts), stored, strict=True)
             ]
             labelled = self.data_loss([part for part, _ in self.draw(self.batch_size)])
         return self.logit_strength * torch.stack(distances).sum() + self.strength * labelled

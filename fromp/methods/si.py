@@ -34,8 +34,11 @@ class SI(Method):
         self._gradient: dict[str, Tensor] = {}
 
     def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
-        self.start = {name: w.clone() for name, w in self._weights().items()}
-        self.path = {name: torch.zeros_like(w) for name, w in self.start.items()}
+        weights = {name: w.clone() for name, w in self._weights().items()}
+        self.start |= weights
+        self.path = {name: torch.zeros_like(w) for name, w in weights.items()}
+        for name, w in weights.items():  # one that was frozen until now has no importance yet
+            self.importance.setdefault(name, torch.zeros_like(w))
         return super().begin_task(examples, head, past)
 
     def loss(self, batch: Sequence[Part]) -> Loss:

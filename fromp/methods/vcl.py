@@ -13,6 +13,7 @@ from fromp import inputs
 from fromp.errors import FrompError
 from fromp.examples import Examples, SomeExamples, as_examples
 from fromp.inputs import Inputs
+from fromp.layers import LinearCall
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, pack, unpack
 from fromp.methods.base import TEST_SAMPLES, Method, Part, Training, under
@@ -22,21 +23,21 @@ from fromp.tape import Tape
 
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
 
-STARTS = ("initial", "posterior")  # where each task's training begins
-
-_AFFINE: tuple[Callable, ...] = (F.linear, F.conv1d, F.conv2d, F.conv3d)
+STARTS = ("fresh", "initial", "posterior")  # where each task's training begins
 
 
 @final
 class VCL(Method):
     """E_q[mean nll] + KL(q_t || q_(t-1)) / N, q_t(w) = prod_w N(mean_w, deviation_w^2) (Nguyen et al. 2018, Eq. 4).
 
-    As improved by Swaroop et al. 2019: outputs of linear maps and convolutions are sampled instead of their weights
-    (local reparameterisation), and each task starts from small deviations around the model's initial weights: in the
-    last posterior, weights that were of no use are as wide as the prior, and would drown the new data in noise. With
-    start="posterior" it is where each task starts, as in the first of the two papers. Weights used in any other way are
-    sampled themselves. The means are the model's own weights. A weight that only other heads use is left out of the KL,
-    and so stays as it was until its own head is trained.
+    As improved by Swaroop et al. 2019: outputs of linear maps are sampled instead of their weights (local
+    reparameterisation), and each task starts from small deviations around fresh random weights: in the last posterior,
+    weights that were of no use are as wide as the prior, and would drown the new data in noise. Fresh are the model's
+    initial weights, for each task in another order within every tensor. start="initial" takes them in their own order
+    each time; start="posterior" starts where the last task ended, as in the first of the two papers. A weight that an
+    example meets more than once, as in a convolution, or in another way is drawn for the whole minibatch: its uses
+    would otherwise get noise of their own each. The means are the model's own weights. A weight that only other heads
+    use is left out of the KL, and so stays as it was until its own head is trained.
 
     With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
     tasks is refined on them, head by head, and put back afterwards.
@@ -55,7 +56,7 @@ class VCL(Method):
         coreset_epochs: int = 0,
         batch_size: int = 128,
         lr: float = 1e-3,
-        start: str = "initial",
+        start: str = "fresh",
     ) -> None:
         super().__init__(model, likelihood)
         if start not in STARTS:
@@ -74,9 +75,10 @@ class VCL(Method):
                 for name, w in weights.items()
             },
         )
-        self.num_examples = 1
+        self.num_examples = 0  # of the task at hand; none before the first has begun
+        self._ended = 0  # tasks
         self._elsewhere: dict[str, Tensor] = {}  # 1 where a weight is of use to other heads only
-        self._sampled: tuple[str, ...] | None = None  # the weights that are not applied by an affine map
+        self._sampled: tuple[str, ...] | None = None  # the weights that are not applied once, by a linear map
         self._refined: dict[Head, Gaussians] = {}
         self._held: Memory | None = None
         self._seed = seed
@@ -89,9 +91,9 @@ class VCL(Method):
         x, _ = examples.take(torch.arange(min(len(examples), 256)))
         x = inputs.move(x, device_of(self.model))
         self._elsewhere = self._of_other_heads(x, head)
-        self._sampled = self._not_affine(x, head)
-        if self.start == "initial":
-            self._posterior().take(self._start, {name: 1 - mask for name, mask in self._elsewhere.items()})
+        self._sampled = self._not_linear(x, head)
+        if self.start != "posterior":
+            self._posterior().take(self._beginning(), {name: 1 - mask for name, mask in self._elsewhere.items()})
         self.num_examples = len(examples)
         if self.coreset is None:
             return [(examples, head)]
@@ -107,6 +109,8 @@ class VCL(Method):
         return [(SomeExamples(examples, left.nonzero().flatten()), head)]
 
     def data_loss(self, batch: Sequence[Part]) -> Tensor:
+        if not self.num_examples:
+            raise FrompError("VCL does not know how much data there is; call begin_task before training on a task.")
         total = sum(len(y) for _, y, _ in batch)
         nlls = [
             self.likelihood.nll(self._sample(self._posterior(), x, head, self._noise), y).sum() for x, y, head in batch
@@ -114,17 +118,22 @@ class VCL(Method):
         return torch.stack(nlls).sum() / total
 
     def penalty(self) -> Tensor:
+        if not self.num_examples:
+            return super().penalty()
         kept = {name: 1 - mask for name, mask in self._elsewhere.items()}
         return kl(self._posterior(), self.prior, kept) / self.num_examples
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
-        if self._sampled is None:  # a task that was never begun: nothing of it is withheld
+        if self.coreset is not None and self._held is None:
+            raise FrompError("no coreset has been withheld from this task; call begin_task before training on it.")
+        if self._sampled is None:  # it was never begun
             x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 256)))
-            self._sampled = self._not_affine(inputs.move(x, device_of(self.model)), as_head(head))
+            self._sampled = self._not_linear(inputs.move(x, device_of(self.model)), as_head(head))
         posterior = self._posterior().copies()
         if self._elsewhere:
             posterior.take(self.prior, self._elsewhere)
         self.prior, self._elsewhere = posterior, {}
+        self._ended += 1
         if self.coreset is not None and self._held is not None:
             self.coreset.keep()
             self.memories.append(self._held)
@@ -144,7 +153,10 @@ class VCL(Method):
         tensors |= self.prior.tensors("prior") | self._start.tensors("start") | {"noise": self._noise.get_state()}
         for place, q in enumerate(self._refined.values()):
             tensors |= q.tensors(f"refined.{place}")
-        state: dict[str, Any] = {"memories": memories, "refined": list(self._refined)}
+        state: dict[str, Any] = {
+            "memories": memories, "refined": list(self._refined), "ended": self._ended,
+            "num_examples": self.num_examples, "sampled": self._sampled,
+        }  # fmt: skip
         if self.coreset is not None:
             more, state["coreset"] = self.coreset.state()
             tensors |= {f"coreset.{name}": value for name, value in more.items()}
@@ -160,6 +172,8 @@ class VCL(Method):
             as_head(head): Gaussians.of(tensors, f"refined.{place}") for place, head in enumerate(state["refined"])
         }
         self._noise.set_state(tensors["noise"])
+        self._ended, self.num_examples = state["ended"], state["num_examples"]
+        self._sampled = None if state["sampled"] is None else tuple(state["sampled"])
         if self.coreset is not None:
             self.coreset.restore(under(tensors, "coreset."), state["coreset"])
 
@@ -171,9 +185,20 @@ class VCL(Method):
     def _sample(self, q: "Gaussians", x: Inputs, head: Head, noise: torch.Generator) -> Tensor:
         """The outputs at weights drawn from q: (b, c)."""
         drawn = {name: _draw(q.mean[name], q.log_deviation[name].exp(), noise) for name in self._sampled or ()}
-        affine = {name: weight for name, weight in q.mean.items() if name not in drawn}
-        with Local(affine, q.log_deviation, noise):
-            return outputs(self.model, x, head, {**affine, **drawn})
+        linear = {name: weight for name, weight in q.mean.items() if name not in drawn}
+        with Local(linear, q.log_deviation, noise):
+            return outputs(self.model, x, head, {**linear, **drawn})
+
+    def _beginning(self) -> "Gaussians":
+        """Where the next task starts: the initial weights, after the first task in an order of its own."""
+        if self.start == "initial" or self._ended == 0:
+            return self._start
+        order = torch.Generator().manual_seed(self._seed + self._ended)
+        fresh = {
+            name: self._start.mean[name].flatten()[torch.randperm(w.numel(), generator=order).to(w.device)].view_as(w)
+            for name, w in self.log_deviation.items()  # in the model's order, which those of a checkpoint may not have
+        }
+        return Gaussians(fresh, self._start.log_deviation)
 
     def _refine(self, head: Head) -> "Gaussians":
         """The posterior after some epochs on the coreset of a head, with what was learned before as its prior."""
@@ -199,26 +224,44 @@ class VCL(Method):
     def _of_other_heads(self, x: Inputs, head: Head) -> dict[str, Tensor]:
         """1 for each weight that moves some output at x but none of this head's, else 0.
 
-        It is found at positive random weights, so that it does not depend on which units happen to be silent.
+        It is found at several weights, of which some are positive at positive inputs, so that it does not depend on
+        which units happen to be silent.
         """
         if head is None:
             return {}
-        random = torch.Generator().manual_seed(0)
-        weights = {
-            name: torch.rand(w.shape, generator=random, dtype=w.dtype).to(w).requires_grad_()
-            for name, w in detached(self.model, trainable(self.model)).items()
-        }
-        with evaluating(self.model), torch.enable_grad():
-            own, every = (
-                torch.autograd.grad(outputs(self.model, x, of, weights).sum(), list(weights.values()))
-                for of in (head, None)
-            )
-        return {name: ((a == 0) & (b != 0)).to(a) for name, a, b in zip(weights, own, every, strict=True)}
+        now = detached(self.model, trainable(self.model))
+        own, any_head = ({name: torch.zeros_like(w, dtype=torch.bool) for name, w in now.items()} for _ in range(2))
+        for weights, at in (self._probe(now, x, seed) for seed in range(4)):
+            leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+            with evaluating(self.model), torch.enable_grad():
+                f = outputs(self.model, at, None, leaves)
+            for moved, some in ((own, f[:, list(head)]), (any_head, f)):
+                slopes = torch.autograd.grad(
+                    some.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
+                )
+                for name, slope in zip(leaves, slopes, strict=True):
+                    moved[name] |= slope.isfinite() & (slope != 0)
+        return {name: (any_head[name] & ~own[name]).to(w) for name, w in now.items()}
 
-    def _not_affine(self, x: Inputs, head: Head) -> tuple[str, ...]:
+    def _probe(self, weights: Weights, x: Inputs, seed: int) -> tuple[Weights, Inputs]:
+        """Weights and inputs to try: positive ones first, then of both signs, none of which grow with the depth."""
+        random = torch.Generator().manual_seed(seed)
+        drawn = {}
+        for name, w in weights.items():
+            values = torch.rand(w.shape, generator=random) if seed == 0 else torch.randn(w.shape, generator=random)
+            inputs_of_a_unit = w[0].numel() if w.ndim > 1 else 1
+            drawn[name] = (values / inputs_of_a_unit ** (1 if seed == 0 else 0.5)).to(w)
+        return drawn, inputs.transform(_positive, x) if seed == 0 else x
+
+    def _not_linear(self, x: Inputs, head: Head) -> tuple[str, ...]:
+        """The weights that are not applied exactly once to each example, by a linear map."""
         weights = detached(self.model, trainable(self.model))
         with evaluating(self.model):
-            return Tape(self.model, weights, inputs.take(x, slice(0, 2)), head).others
+            tape = Tape(self.model, weights, inputs.take(x, slice(0, 2)), head)
+        once = {
+            name for call in tape.calls if isinstance(call, LinearCall) and call.a.ndim == 2 for name in call.names()
+        }
+        return tuple(name for name in weights if name not in once)
 
 
 class Gaussians:
@@ -264,7 +307,7 @@ def kl(q: Gaussians, p: Gaussians, share: Weights | None = None) -> Tensor:
 
 
 class Local(TorchFunctionMode):
-    """Samples z = W a + b by its own mean and variance wherever an affine map applies Gaussian weights."""
+    """Samples z = W a + b by its own mean and variance wherever a linear map applies Gaussian weights."""
 
     def __init__(self, weights: Weights, log_deviation: Weights, noise: torch.Generator) -> None:
         super().__init__()
@@ -273,16 +316,13 @@ class Local(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return self._affine(func, *args, **kwargs) if func in _AFFINE else func(*args, **kwargs)
+        return self._linear(*args, **kwargs) if func is F.linear else func(*args, **kwargs)
 
-    def _affine(
-        self, func: Callable, a: Tensor, weight: Tensor, bias: Tensor | None = None, *geometry: Any, **named: Any
-    ) -> Tensor:
-        mean = func(a, weight, bias, *geometry, **named)
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        mean = F.linear(input, weight, bias)
         if id(weight) not in self._log_deviation and id(bias) not in self._log_deviation:
             return mean
-        variances = [None if w is None else self._variance(w) for w in (weight, bias)]
-        variance = func(a.square(), *variances, *geometry, **named)
+        variance = F.linear(input.square(), self._variance(weight), None if bias is None else self._variance(bias))
         return _draw(mean, variance.clamp_min(SMALLEST_VARIANCE).sqrt(), self._noise)
 
     def _variance(self, weight: Tensor) -> Tensor:
@@ -292,3 +332,7 @@ class Local(TorchFunctionMode):
 
 def _draw(mean: Tensor, deviation: Tensor, noise: torch.Generator) -> Tensor:
     return mean + deviation * torch.randn(mean.shape, generator=noise, device=mean.device, dtype=mean.dtype)
+
+
+def _positive(part: Tensor) -> Tensor:
+    return part.abs() if part.is_floating_point() else part
