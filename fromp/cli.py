@@ -216,7 +216,7 @@ def _names(text: str | None) -> list[str]:
 
 
 def _plan(options: argparse.Namespace, method: str) -> Any:
-    from fromp.experiments import choose, parse_setting, settings_for
+    from fromp.experiments import choose, parse_setting, settings_for, tuned
     from fromp.methods import METHODS
     from fromp.runs import Plan
 
@@ -227,7 +227,15 @@ def _plan(options: argparse.Namespace, method: str) -> Any:
         if changes["boundaries"] == "given":
             raise FrompError("--task-free with boundaries=given is a contradiction; leave one of them out.")
     changes |= {k: v for k in ("memory", "tasks", "epochs") if (v := getattr(options, k)) is not None}
-    return Plan(options.benchmark, method, settings_for(options.benchmark, changes, method))
+    plan = Plan(options.benchmark, method, settings_for(options.benchmark, changes, method))
+    chosen = "strength" in changes or options.command is _tune or tuned(options.benchmark, method)
+    if not chosen and not options.quiet:
+        print(
+            f"note: strength={plan.settings.strength:g} of {method} is a default that nobody has chosen for "
+            f"{options.benchmark}; see `fromp tune {options.benchmark} --method {method} --grid strength=1,10,100`.",
+            file=sys.stderr,
+        )
+    return plan
 
 
 def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:

@@ -278,6 +278,11 @@ def benchmark(name: str) -> Benchmark:
     return BENCHMARKS[name]
 
 
+def tuned(name: str, method: str) -> bool:
+    """Whether the method's strength on a benchmark was chosen, or has none; else it is no more than a default."""
+    return method not in _TUNED or name in _TUNED[method]
+
+
 def settings_for(name: str, changes: dict[str, Any], method: str = "fromp") -> Settings:
     """A benchmark's settings for a method, with some of them changed.
 

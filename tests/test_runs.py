@@ -349,3 +349,11 @@ def test_metrics_on_a_matrix_worked_out_by_hand():
     assert metrics.backward_transfer([[0.9]]) is None
     summary = metrics.summarise([1.0, 2.0, 3.0, 4.0])
     assert summary == pytest.approx({"mean": 2.5, "std": 1.2909944, "stderr": 0.6454972, "n": 4})
+
+
+def test_a_strength_that_nobody_chose_is_said_to_be_one(tmp_path, capsys):
+    short = ["--tasks", "1", "--epochs", "1", "--out", str(tmp_path)]
+    assert main(["run", "toy", "--method", "ewc", *short]) == 0
+    assert "strength=1 of ewc is a default that nobody has chosen for toy" in capsys.readouterr().err
+    assert main(["run", "toy", "--method", "ewc", "--set", "strength=1", *short]) == 0
+    assert capsys.readouterr().err == ""
