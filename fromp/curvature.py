@@ -52,12 +52,13 @@ def chunks(
     size = max(1, memory_budget // bytes_per_example(model, weights, inputs.move(x, device), head))
     seen = 0
     for x, y in examples.batches(size):
-        _check_inputs(x, seen)
+        check_inputs(x, seen)
         seen += len(y)
         yield inputs.move(x, device), y.to(device)
 
 
-def _check_inputs(x: Inputs, start: int) -> None:
+def check_inputs(x: Inputs, start: int = 0) -> None:
+    """An error if an input is not finite; the first of them is number `start`."""
     for part in inputs.tensors(x):
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
             wrong = (~torch.isfinite(part).reshape(len(part), -1).all(1)).nonzero().flatten()

@@ -1,7 +1,7 @@
 """A task's data, however it is given: a pair of tensors, a Dataset or a DataLoader."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -119,7 +119,8 @@ def _check_sampler(loader: DataLoader) -> None:
 
 
 def _map_style(dataset: Any) -> Dataset:
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+    by_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, Mapping)
+    if isinstance(dataset, IterableDataset) or not by_index:
         raise DataError(
             f"{type(dataset).__name__} cannot be picked from by index; "
             "give (x, y) tensors or a Dataset with __len__ and __getitem__."

@@ -1,6 +1,7 @@
 """The paper's benchmarks and all their settings, as one table."""
 
 import difflib
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -81,9 +82,9 @@ class Settings:
         for name in ("tasks", "epochs", "batch_size", "memory", "joint_from"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr", "prior_precision", "damping", "initial_deviation"):
-            _require(getattr(self, name) > 0, name, getattr(self, name), "positive")
+            _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive and finite")
         for name in ("tau", "jitter", "strength", "logit_strength", "coreset_epochs", "search"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "zero or positive")
+            _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "zero or positive, and finite")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
         _require(0 <= self.validation < 1, "validation", self.validation, "in [0, 1)")

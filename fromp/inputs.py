@@ -18,13 +18,10 @@ def tensors(x: Inputs) -> Iterator[Tensor]:
     elif isinstance(x, Mapping):
         for key in sorted(x):
             yield from tensors(x[key])
-    elif isinstance(x, Sequence) and not isinstance(x, str):
+    else:
+        _check_sequence(x)
         for part in x:
             yield from tensors(part)
-    else:
-        raise DataError(
-            f"inputs of type {type(x).__name__} are not supported; give a tensor, or a tuple or dict of tensors."
-        )
 
 
 def transform(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
@@ -33,6 +30,7 @@ def transform(function: Callable[[Tensor], Tensor], x: Inputs) -> Inputs:
         return function(x)
     if isinstance(x, Mapping):
         return {key: transform(function, part) for key, part in x.items()}
+    _check_sequence(x)
     return tuple(transform(function, part) for part in x)
 
 
@@ -97,3 +95,10 @@ def assemble(structure: Any, parts: Iterator[Tensor]) -> Inputs:
     if isinstance(structure, dict):
         return {key: assemble(structure[key], parts) for key in sorted(structure)}
     return tuple(assemble(part, parts) for part in structure)
+
+
+def _check_sequence(x: Any) -> None:
+    if not isinstance(x, Sequence) or isinstance(x, str):
+        raise DataError(
+            f"inputs of type {type(x).__name__} are not supported; give a tensor, or a tuple or dict of tensors."
+        )

@@ -94,7 +94,7 @@ class Bernoulli(Likelihood):
     """Sigmoid of each output on its own; labels are 0 or 1, of shape (b,) for one output, else (b, c)."""
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        y = y.to(f.dtype).reshape(f.shape)
+        y = _like("Bernoulli", y, f).to(f.dtype)
         return F.binary_cross_entropy_with_logits(f, y, reduction="none").sum(-1)
 
     def mean(self, f: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Gaussian(Likelihood):
         self.noise_precision = noise_precision
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        return 0.5 * self.noise_precision * (y.reshape(f.shape) - f).square().sum(-1)
+        return 0.5 * self.noise_precision * (_like("Gaussian", y, f) - f).square().sum(-1)
 
     def mean(self, f: Tensor) -> Tensor:
         return f
@@ -200,7 +200,7 @@ class Poisson(GLM):
     """Counts with rate exp(f). The worked example of `GLM`: the nll is all there is to write."""
 
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
-        return (f.exp() - y.reshape(f.shape) * f).sum(-1)
+        return (f.exp() - _like("Poisson", y, f) * f).sum(-1)
 
     def check_labels(self, y: Tensor, num_outputs: int) -> None:
         super().check_labels(y, num_outputs)
@@ -214,6 +214,15 @@ def _check_shape(name: str, y: Tensor, num_outputs: int) -> None:
             f"{name} labels have the shape {tuple(y.shape)}; a head of {num_outputs} outputs "
             f"needs (examples, {num_outputs})."
         )
+
+
+def _like(name: str, y: Tensor, f: Tensor) -> Tensor:
+    """Labels in the shape of the outputs: a column may be given as a row, but nothing else."""
+    if y.shape != f.shape and (f.shape[-1] != 1 or y.shape != f.shape[:-1]):
+        raise DataError(
+            f"{name} labels have the shape {tuple(y.shape)}, the outputs {tuple(f.shape)}; give that shape."
+        )
+    return y.reshape(f.shape)
 
 
 def _check_finite(name: str, y: Tensor) -> None:

@@ -61,13 +61,13 @@ def per_class(scores: Tensor, classes: Tensor, size: int) -> Tensor:
     picked = []
     for c, quota in zip(present, quotas, strict=True):
         members = (classes == c).nonzero().flatten()
-        picked.append(members[scores[members].argsort(descending=True, stable=True)[:quota]])
+        picked.append(members[_highest(scores[members])[:quota]])
     return torch.cat(picked)
 
 
 def top(scores: Tensor, classes: Tensor, size: int) -> Tensor:
     """The highest scores of all, whatever their class: Algorithm 1."""
-    return scores.argsort(descending=True, stable=True)[:size]
+    return _highest(scores)[:size]
 
 
 def assess(
@@ -134,6 +134,12 @@ def unpack(tensors: dict[str, Tensor], entries: list[dict[str, Any]]) -> list[Me
         head = None if entry["head"] is None else tuple(entry["head"])
         memories.append(Memory(x, tensors[f"memory.{s}.labels"], tensors[f"memory.{s}.scores"], head))
     return memories
+
+
+def _highest(scores: Tensor) -> Tensor:
+    """The places from the highest score down; equal ones, as all are in regression, in an order that is no order."""
+    mixed = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0)).to(scores.device)
+    return mixed[scores[mixed].argsort(descending=True, stable=True)]
 
 
 def _share(size: int, available: list[int]) -> list[int]:

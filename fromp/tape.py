@@ -70,6 +70,8 @@ class Tape:
 
     def _check_independence(self) -> None:
         """An error if what the model says of an example depends on the others in its batch."""
+        if not bool(torch.isfinite(self.f).all()):  # there is no telling, and others will say what is wrong
+            return
         with torch.no_grad():
             two = outputs(self.model, inputs.take(self.x, slice(0, 2)), self.head, self.weights)
         if not torch.allclose(two, self.f[:2], rtol=1e-3, atol=1e-4):

@@ -34,11 +34,21 @@ def frozen():
         ({"prior_precision": 0.0}, r"prior_precision=0\.0 .*positive"),
         ({"memory_size": 0}, r"memory_size=0 .*at least 1"),
         ({"tasks_per_step": 0}, r"tasks_per_step=0 .*at least 1"),
+        ({"memory_size": 20.5}, r"memory_size=20\.5 must be a whole number"),
+        ({"likelihood": Categorical}, r"is not a likelihood; give one, such as Categorical\(\)"),
     ],
 )
 def test_settings(options, message):
     with pytest.raises(FrompError, match=message):
-        FROMP(network(), Categorical(), **options)
+        FROMP(network(), **{"likelihood": Categorical(), **options})
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(), Bernoulli(), Poisson()])
+def test_labels_that_do_not_fit_the_outputs(likelihood):
+    assert likelihood.nll(torch.zeros(6, 1), torch.ones(6)).shape == (6,)
+    for f, y in [((2, 3), (3, 2)), ((6, 1), (1, 6)), ((3, 2), (6,))]:
+        with pytest.raises(DataError, match="give that shape"):
+            likelihood.nll(torch.zeros(f), torch.ones(y))
 
 
 def test_a_model_without_trainable_parameters():
@@ -117,6 +127,9 @@ NAN_INPUT[7, 1] = float("nan")
         (network, Categorical(), (X, Y), {"scores": torch.ones(3)}, DataError, r"one number for each of the 20"),
         (network, Categorical(), (X, Y), {"scores": torch.full((20,), float("nan"))}, DataError, r"20 scores are NaN"),
         (network, Categorical(), iter([]), {}, DataError, r"cannot be picked from by index"),
+        (network, Categorical(), {"x": X, "y": Y}, {}, DataError, r"dict cannot be picked from by index"),
+        (network, Categorical(), (X.numpy(), Y), {}, DataError, r"inputs of type ndarray are not supported"),
+        (network, Categorical(), (X, Y), {"scores": [1.0, 2.0]}, DataError, r"one number for each of the 20"),
         (network, Categorical(), (X, Y, Y), {}, DataError, r"\(inputs, labels\), not tuple of length 3"),
         (NoDerivative, Categorical(), (X, Y), {}, DerivativeError, r"cannot be differentiated.*Freeze"),
         (Rounded, Categorical(), (X, Y), {}, DerivativeError, r"do not depend differentiably.*argmax"),
@@ -139,6 +152,25 @@ def test_fewer_points_than_classes():
     reg = FROMP(network(), Categorical(), memory_size=3)
     with pytest.raises(DataError, match="memory_size=3 is smaller than the task's 4 classes; use at least 4"):
         reg.end_task((X, Y))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_training_that_has_diverged_altogether(value):
+    model = network()
+    reg = FROMP(model, Categorical(), memory_size=8)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(value)
+    with pytest.raises(DataError, match=r"outputs at example 0 are NaN or infinite.*diverged"):
+        reg.end_task((X, Y))
+
+
+def test_inputs_of_another_kind():
+    reg = FROMP(network(), Categorical(), memory_size=8)
+    with pytest.raises(DataError, match="inputs of type ndarray are not supported"):
+        reg.predict(X.numpy())
+    with pytest.raises(DataError, match="input 7 holds NaN"):
+        reg.predict(NAN_INPUT)
 
 
 def test_outputs_that_are_not_finite_leave_the_past_alone():

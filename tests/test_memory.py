@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fromp import FROMP, Bernoulli, Categorical, Gaussian, least_memorable, memorability, per_class, random_score, top
+from fromp.errors import FrompError
 from fromp.memory import assess
 from fromp.model import detached, trainable
 from fromp.tape import activation_bytes
@@ -57,7 +58,7 @@ def test_scores_of_ones_own():
     model, (x, y) = linear(), task()
     reg = FROMP(model, Categorical(), memory_size=4, select=top)
     wanted = torch.zeros(len(y))
-    wanted[[3, 7, 11, 30]] = 1.0
+    wanted[[3, 7, 11, 30]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
     reg.end_task((x, y), scores=wanted)
     torch.testing.assert_close(reg.memories[0].inputs, x[[3, 7, 11, 30]])
 
@@ -151,3 +152,63 @@ def test_all_of_a_small_memory_goes_through_the_network_at_once():
     few = reg.memories[0].inputs[:2]
     weights = detached(reg.model, trainable(reg.model))
     assert activation_bytes(reg.model, weights, few, None) == activation_bytes(reg.model, weights, few.clone(), None)
+
+
+def test_equal_scores_are_not_kept_in_the_order_of_the_data():
+    """In regression all scores are equal, and data is often sorted."""
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 500)[:, None]
+    reg = FROMP(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), Gaussian(4.0), memory_size=50, jitter=1e-2)
+    reg.end_task((x, x.square()))
+    kept = reg.memories[0].inputs.flatten()
+    assert len(kept.unique()) == 50
+    counts = kept.histc(5, -1, 1)
+    assert counts.min() >= 4
+    for select in (per_class, top):
+        chosen = select(torch.ones(500), torch.zeros(500, dtype=torch.long), 50)
+        assert chosen.float().mean() == pytest.approx(250, abs=60)
+
+
+def test_a_task_can_be_forgotten():
+    def remembering():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4))
+        reg = FROMP(model, Categorical(), memory_size=6, jitter=1e-2)
+        for task in range(3):
+            x = torch.randn(20, 3, generator=torch.Generator().manual_seed(task)) + task
+            reg.end_task((x, torch.arange(20) % 2), head=[2 * (task % 2), 2 * (task % 2) + 1])
+        return model, reg
+
+    model, reg = remembering()
+    kept = [memory.inputs.clone() for memory in reg.memories]
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.1
+    each = [0.5 * reg.tau * reg._prior.squared_distance(model, torch.tensor([s])).item() for s in range(3)]
+    reg.forget(1)
+    assert [torch.equal(memory.inputs, kept[s]) for memory, s in zip(reg.memories, (0, 2), strict=True)] == [True, True]
+    assert reg.penalty().item() == pytest.approx(each[0] + each[2], rel=1e-5)
+    assert len(reg.drift()) == 2
+    for wrong in (2, -1):
+        with pytest.raises(FrompError, match=f"there is no task {wrong} to forget; 2 are remembered"):
+            reg.forget(wrong)
+    reg.end_task((torch.randn(20, 3), torch.arange(20) % 2), head=[0, 1])
+    assert len(reg.memories) == len(reg.drift()) == 3
+    for _ in range(3):
+        reg.forget(0)
+    assert reg.penalty().item() == 0
+
+
+def test_what_is_saved_is_what_holds_the_network(tmp_path):
+    """A caller who edits the list of memories changes nothing, and saves nothing wrong."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    reg = FROMP(model, Categorical(), memory_size=6, jitter=1e-2)
+    for task in range(3):
+        reg.end_task((torch.randn(20, 3) + task, torch.arange(20) % 2))
+    del reg.memories[0]
+    reg.save(tmp_path / "memory")
+    again = FROMP.load(tmp_path / "memory", model)
+    assert len(again.memories) == 3
+    assert again.penalty().item() == 0
+    assert max(again.drift()) < 1e-6

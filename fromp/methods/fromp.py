@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp import folder, gp, inputs
-from fromp.curvature import MEMORY_BUDGET, ggn_diagonal
+from fromp.curvature import MEMORY_BUDGET, check_inputs, ggn_diagonal
 from fromp.errors import CheckpointError, FrompError
 from fromp.examples import as_examples
 from fromp.inputs import Inputs
@@ -78,14 +78,16 @@ class FROMP(Method):
     ) -> None:
         super().__init__(model, likelihood)
         trainable(model)
+        if not isinstance(likelihood, Likelihood):
+            raise FrompError(f"likelihood={likelihood} is not a likelihood; give one, such as Categorical().")
         for name, value in {"tau": tau, "jitter": jitter}.items():
             if not 0 <= value < float("inf"):
                 raise FrompError(f"{name}={value} must be zero or positive, and finite.")
         if not 0 < prior_precision < float("inf"):
             raise FrompError(f"prior_precision={prior_precision} must be positive and finite.")
         for name, count in {"memory_size": memory_size, "tasks_per_step": tasks_per_step}.items():
-            if count is not None and count < 1:
-                raise FrompError(f"{name}={count} must be at least 1.")
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise FrompError(f"{name}={count} must be a whole number of at least 1.")
         self.tau, self.memory_size, self.prior_precision, self.jitter = (
             tau,
             memory_size,
@@ -122,7 +124,7 @@ class FROMP(Method):
             computed, classes = assess(
                 self.model, examples, self.likelihood, self._generator, head, self.score, self.memory_budget
             )
-            scores = computed if scores is None else scores.to(computed.device)
+            scores = computed if scores is None else torch.as_tensor(scores).to(computed.device)
             memory = remember(examples, scores, classes, self.memory_size, head, self.select)
             memories = [*self.memories, memory]
             self._check_model(_described(self.precision))
@@ -137,11 +139,32 @@ class FROMP(Method):
         self.precision, self._prior = precision, prior
 
     def predict(self, x: Inputs, head: Sequence[int] | None = None) -> gp.Prediction:
-        """The GP predictive at x: mean and variance of y, observation term included, both (b, c)."""
+        """The GP predictive at x: mean and variance of y, observation term included, both (b, c).
+
+        It is that of the network made linear at its weights. The variance is not bounded as that of a label is, and it
+        is large wherever no data has touched the weights that matter there: it compares inputs, and is no probability.
+        """
+        check_inputs(x)
         names = tuple(self.precision) or trainable(self.model)
         variance = {name: 1 / self._precision_of(name, w) for name, w in detached(self.model, names).items()}
         x = inputs.move(x, device_of(self.model))
         return gp.predict(self.model, x, self.likelihood, variance, as_head(head), self.memory_budget)
+
+    def forget(self, task: int) -> None:
+        """Drop the memory of a past task, counted from 0, as when its examples must be deleted.
+
+        Nothing holds the network there any more, and the tasks after it move up by one. What the task has added to the
+        precision stays: that is one number a weight, summed over all tasks.
+        """
+        past = len(self.memories)
+        if self._prior is None or not 0 <= task < past:
+            raise FrompError(f"there is no task {task} to forget; {past} are remembered, counted from 0.")
+        anchors = [anchor for place, anchor in enumerate(self._prior.anchors) if place != task]
+        self.memories, prior = [anchor.memory for anchor in anchors], None
+        if anchors:
+            points = self._points_per_pass(self.memories)
+            prior = FunctionalPrior(anchors, self.likelihood, self._prior.num_outputs, points)
+        self._prior = prior
 
     def drift(self) -> list[float]:
         """How far the means have moved at each past task's memory since they were fixed: root mean square."""
@@ -196,9 +219,10 @@ class FROMP(Method):
         """Memory, precision, prior and draws, as tensors and JSON values."""
         tensors = {f"precision.{name}": value for name, value in self.precision.items()}
         tensors["generator"] = self._generator.get_state()
-        packed, memories = pack(self.memories)
+        anchors = self._prior.anchors if self._prior else []
+        packed, memories = pack([anchor.memory for anchor in anchors])
         tensors |= packed
-        for s, anchor in enumerate(self._prior.anchors if self._prior else []):
+        for s, anchor in enumerate(anchors):
             tensors[f"prior.{s}.mean"] = anchor.mean
             tensors |= {f"prior.{s}.kernel.{name}": t for name, t in anchor.kernel.tensors().items()}
         names = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget")
