@@ -169,7 +169,7 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or Path("runs") / f"{options.benchmark}-{options.method}{suffix}"
     code = _learn(plan, out, options)
     if code == 0:
-        _finish(out, console())
+        _finish(out, _seeds(options)[0], console())
     return code
 
 
@@ -177,7 +177,7 @@ def _compare(options: argparse.Namespace) -> int:
     from fromp import report, results
     from fromp.progress import console, results_table
 
-    methods = _names(options.methods)
+    methods = list(dict.fromkeys(_names(options.methods)))
     if not methods:
         raise FrompError(f"--methods {options.methods} names no method; write --methods fromp,finetune.")
     plans = {method: _plan(options, method) for method in methods}
@@ -256,17 +256,22 @@ def _seeds(options: argparse.Namespace) -> list[int]:
 def _manner(options: argparse.Namespace) -> Any:
     from fromp.jobs import Manner
 
+    if not options.checkpoint_seconds >= 0:
+        raise FrompError(f"--checkpoint-seconds {options.checkpoint_seconds} is impossible; use zero or more.")
     return Manner(
         options.jobs, options.quiet, options.checkpoint_seconds, options.first_task, options.tensorboard, options.ray
     )
 
 
-def _finish(out: Path, console: Any) -> None:
+def _finish(out: Path, seed: int, console: Any) -> None:
     from fromp import report, results
-    from fromp.progress import matrix_table, results_table
+    from fromp.progress import boundaries_line, matrix_table, results_table
 
     found = results.read(out)
-    console.print(matrix_table(found["runs"][0]["accuracy"]))
+    run = next(run for run in found["runs"] if run["seed"] == seed)
+    console.print(matrix_table(run["accuracy"], seed))
+    if "boundaries" in run:
+        console.print(boundaries_line(run["boundaries"]), highlight=False)
     console.print(results_table(found["benchmark"], [(found["method"], found["summary"])]))
     console.print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
 

@@ -318,8 +318,9 @@ class Calibrated(Detector):
         ranks = [bisect_right(column, value) for column, value in zip(self._sorted, values, strict=True)]
         for run in self._runs:
             run.count(ranks[run.signal])
-        if passed := [run.length for run in self._runs if run.length == run.needed and self._confirmed(run, evidence)]:
-            self.fresh = min(passed)
+        if passed := [run for run in self._runs if run.length == run.needed and self._confirmed(run, evidence)]:
+            shortest = min(run.needed for run in passed)
+            self.fresh = max(self._extent(run) for run in passed if run.needed == shortest)
             return Verdict.NEW
         if any(run.length for run in self._runs) and len(self._held) < 2 * max(run.needed for run in self._runs):
             return Verdict.UNSURE
@@ -327,6 +328,14 @@ class Calibrated(Detector):
             self._note(known)
         self._held = []
         return Verdict.SAME
+
+    def _extent(self, run: "Run") -> int:
+        """How many minibatches are of the new task: those of the run, and those just before that rank no higher."""
+        ranks = [bisect_right(self._sorted[run.signal], values[run.signal]) for values in self._held]
+        highest, count = max(ranks[-run.needed :]), run.needed
+        while count < len(ranks) and ranks[-count - 1] <= highest:
+            count += 1
+        return count
 
     def _confirmed(self, run: "Run", evidence: Evidence) -> bool:
         """Whether its minibatches are lower than the task also when one network sees both; else it starts again."""

@@ -313,7 +313,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
             return key, tuple(int(part) for part in value.split(","))
         return key, {"int": int, "float": float, "str": str}[kind.split(" ")[0]](value)
     except ValueError as error:
-        raise FrompError(f"{key}={value} is not of the type {kind}; the default is {_example(key)}.") from error
+        raise FrompError(
+            f"{key}={value} is not of the type {kind}; write it as in {key}={as_text(_example(key))}."
+        ) from error
 
 
 def as_json(settings: Settings) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -75,9 +75,10 @@ def results_table(title: str, rows: list[tuple[str, dict]]) -> Table:
     return table
 
 
-def matrix_table(accuracy: list[list[float]]) -> Table:
+def matrix_table(accuracy: list[list[float]], seed: int) -> Table:
     """The accuracy matrix of one run, in percent."""
-    table = Table(title="accuracy on each task after each task, %", title_justify="left", title_style="bold")
+    title = f"seed {seed}: accuracy after each task, %"
+    table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("after")
     for j in range(len(accuracy)):
         table.add_column(f"task {j + 1}", justify="right")
@@ -86,6 +87,16 @@ def matrix_table(accuracy: list[list[float]]) -> Table:
         cells = [f"{100 * value:.1f}" for value in row] + [""] * (len(accuracy) - len(row))
         table.add_row(f"task {i + 1}", *cells, f"{100 * sum(row) / len(row):.2f}")
     return table
+
+
+def boundaries_line(found: dict[str, Any]) -> str:
+    """Where a run found that a new task had begun, and how right it was."""
+    begins = [begin for begin, _ in found["found"]]
+    shown = ", ".join(map(str, begins[:12])) + (", ..." if len(begins) > 12 else "")
+    missed, false = found["misses"], found["false_alarms"]
+    verdict = "all of them" if missed == false == 0 else f"{missed} missed, {false} false"
+    said = f"new tasks found at minibatch {shown}" if begins else "no new task found"
+    return f"{said}; there were {len(found['true'])} ({verdict}), at {', '.join(map(str, found['true'][:12]))}"
 
 
 def methods_table() -> Table:

@@ -294,6 +294,19 @@ def test_a_small_drop_takes_a_long_run_and_is_placed_where_it_began():
     assert detector.fresh == 12
 
 
+def test_a_task_that_is_confirmed_late_began_with_the_first_value_as_low():
+    """Four small minibatches can be too few to be sure of; those before were of the new task all the same."""
+    detector = itself(4, 48)
+    for step in range(400):
+        detector.examine(Given(math.sin(step)))
+    while detector._held:
+        detector.examine(Given(0.9))
+    chances = [0.2] * 7 + [0.0]
+    verdicts = [detector.examine(Given(-9.0, chance)) for chance in chances]
+    assert verdicts == [Verdict.UNSURE] * 7 + [Verdict.NEW]
+    assert detector.fresh == 8
+
+
 def test_a_doubt_outlasts_a_single_value_that_is_not_low():
     detector = itself(12)
     for step in range(400):
