@@ -53,25 +53,25 @@ class Settings:
     epochs: int  # of each task
     batch_size: int  # examples of a minibatch
     lr: float  # learning rate of Adam
-    tau: float  # strength of FROMP's penalty, in units of N
+    tau: float  # strength of FROMP's penalty beside the mean loss: the paper's tau divided by N
     memory: int  # points kept of each task
     prior_precision: float  # delta, the precision of each weight before any data
     jitter: float  # on the kernel's diagonal
     clip: float | None = None  # of the norm of the gradient divided by tau, as the released code has it
     beta1: float = 0.9  # of Adam
     beta2: float = 0.999  # of Adam
-    schedule: str = "constant"  # of the learning rate within a task, or linear-decay to zero
+    schedule: str = "constant"  # of the learning rate within a task: constant, or linear-decay to zero
     strength: float = 1.0  # of what other methods hold on with: lambda of EWC, c of SI, the weight of replayed points
     logit_strength: float = 0.5  # of DER++: how far the stored outputs count
     damping: float = 1e-3  # xi of SI
     initial_deviation: float = 1e-3  # of VCL's weights, and FRCL's of the last layer, before training
-    start: str = "fresh"  # the weights that VCL begins each task at, or its `initial` ones, or its last `posterior`
+    start: str = "fresh"  # where VCL begins each task: fresh weights, the initial ones, or the last posterior
     coreset_epochs: int = 0  # over the coreset of VCL, before each test
     search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
     joint_from: int = 1  # the first task after which `joint` is trained, to save time where only the last one counts
     tasks_per_step: int | None = None  # past tasks drawn for each penalty; all of them if none is given
     validation: float = 0.0  # share of the training data to test on instead of the test data, for choosing settings
-    boundaries: str = "given"  # or the detector that finds out where tasks begin: calibrated, divergence or welch
+    boundaries: str = "given"  # where tasks begin: given, or found by the detector calibrated, divergence or welch
     false_alarm: float = 1e-6  # of the calibrated detector, for each minibatch
     threshold: float = 1.3  # of Welch's t
     reservoir: int = 5000  # examples of the present task that are kept until its end is found
