@@ -22,7 +22,9 @@ RENDERED = "paper"  # the folder below that of all results
 
 def listing(root: Path, quick: bool) -> Listing:
     """Every table and figure, and how far it is."""
-    table = Listing(title="tables and figures of the paper", title_justify="left", title_style="bold")
+    table = Listing(
+        title=f"tables and figures of the paper, with what is kept in {root}", title_justify="left", title_style="bold"
+    )
     for head in ("name", "in the paper", "what it shows", "seeds", "state"):
         table.add_column(head, no_wrap=head == "name", justify="right" if head == "seeds" else "left")
     kept = Kept(root)

@@ -155,7 +155,8 @@ class Kept:
             _samples(settings, runs.method) / _samples(preset, "fromp"),
         )
         cost = cost * samples if runs.method in LOOK_AT_MEMORY else max(cost, samples)
-        return base * settings.epochs / preset.epochs * times * cost
+        steps = settings.epochs / preset.epochs * preset.batch_size / settings.batch_size
+        return base * steps * times * cost
 
     @cached_property
     def _step_costs(self) -> dict[str, float]:
