@@ -86,7 +86,9 @@ class Evidence:
     def chance(self, signal: "Signal", minibatches: int) -> float:
         """P of a signal as low as it is on the last minibatches, if they were of the present task like its sample.
 
-        One network sees both, so that it makes no difference how good it is at the moment. 0 without a sample.
+        One network sees both, so that it makes no difference how good it is at the moment. Low is a low rank sum, if
+        most examples are a little worse off, or a low mean, if few are and those much; P is doubled for the choice.
+        0 without a sample.
         """
         if self._sample is None:
             return 0.0
@@ -96,7 +98,7 @@ class Evidence:
         places = torch.arange(min(len(y), ENOUGH)).split(max(size, 32))
         known = [(inputs.take(x, part), y[part]) for part in places]
         at_doubtful, at_known = (torch.cat([signal(self._at(*batch)) for batch in of]) for of in (doubtful, known))
-        return chance_of_lower(at_doubtful, at_known)
+        return min(1.0, 2 * min(test(at_doubtful, at_known) for test in (chance_of_lower, chance_of_lower_mean)))
 
     def _at(self, x: Inputs, y: Tensor) -> "Evidence":
         """The same networks at other examples."""
@@ -438,3 +440,20 @@ def chance_of_lower(some: Tensor, others: Tensor) -> float:
     spread = float((ranks.var() * len(others) / (len(some) * len(ranks))).sqrt())
     excess = float(ranks[: len(some)].mean()) - (len(ranks) + 1) / 2
     return 0.5 * math.erfc(-excess / spread / math.sqrt(2)) if spread else 1.0
+
+
+def chance_of_lower_mean(some: Tensor, others: Tensor) -> float:
+    """At least P of a mean as low as that of `some`, if every choice out of both is as likely.
+
+    min_theta (E exp(-theta (v - mean)))^n with v drawn from both: Chernoff's bound, which holds for draws without
+    replacement too (Hoeffding 1963). That the mean of some is low is that the others' is high; the fewer are tighter.
+    """
+    every = torch.cat([some, others]).double()
+    few, every = (some, every) if len(some) <= len(others) else (-others, -every)
+    spread = float(every.std())
+    if not spread > 0:
+        return 1.0
+    above = (every - few.double().mean()) / spread
+    theta = 2 ** torch.arange(-8, 12, 0.5, dtype=torch.double, device=every.device)
+    bounds = torch.logsumexp(-theta[:, None] * above, 1) - math.log(len(every))
+    return math.exp(min(0.0, len(few) * float(bounds.min())))

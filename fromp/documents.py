@@ -293,27 +293,37 @@ def _detection(results: Path) -> str:
 
 
 def _task_free(results: Path) -> str:
-    """Permuted MNIST with its boundaries found out, beside the same with them given."""
-    place = results / "permuted-mnist"
-    given = _experiment(place / "fromp-paper")
-    rows = [["given", "", "", "", *_accuracy(given, None)]]
-    for name in ("calibrated", "welch"):
-        found = _experiment(place / "task-free" / name)
-        changes = [run["boundaries"] for run in found.finished] if found else []
-        rows.append([f"`{name}`", *_found(changes), *_accuracy(found, given)])
-    heads = ("detector", "changes found", "false alarms", "thresholds that work", "accuracy", "above given", "seeds")
-    return tables.Table(heads, rows).markdown()
+    """Benchmarks with their boundaries found out, beside the same with them given."""
+    compared = {
+        ("permuted-mnist", "fromp-paper"): {
+            "`calibrated`": "task-free/calibrated",
+            "`welch`": "task-free/welch",
+            "`welch`, all of a task for its sample": "task-free/welch-whole-task",
+        },
+        ("toy", "fromp-constant"): {"`calibrated`": "task-free"},
+    }
+    rows = []
+    for (benchmark, told), places in compared.items():
+        given = _experiment(results / benchmark / told)
+        rows.append([benchmark, "given", "", "", "", "", *_accuracy(given, None)])
+        for name, place in places.items():
+            found = _experiment(results / benchmark / place)
+            changes = [run["boundaries"] for run in found.finished] if found else []
+            rows.append([benchmark, name, *_found(changes), *_accuracy(found, given)])
+    heads = ("benchmark", "detector", "changes found", "off by at most", "false alarms", "thresholds that work")
+    return tables.Table((*heads, "accuracy", "above given", "seeds"), rows).markdown()
 
 
-def _found(changes: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
-    """Changes found, false alarms, and the thresholds that work in every run."""
+def _found(changes: Sequence[dict[str, Any]]) -> tuple[str, str, str, str]:
+    """Changes found, how far from where they were, false alarms, and the thresholds that work in every run."""
     if not changes:
-        return "not run", "", ""
+        return "not run", "", "", ""
     delays = [delay for one in changes for delay in one["delays"]]
     ranges = [one["threshold_range"] for one in changes if "threshold_range" in one]
     low, high = max((one[0] for one in ranges), default=0.0), min((one[1] for one in ranges), default=0.0)
     return (
         f"{sum(delay is not None for delay in delays)} of {len(delays)}",
+        f"{max((abs(shift) for one in changes for shift in one['shifts'] if shift is not None), default=0)}",
         f"{sum(one['false_alarms'] for one in changes)}",
         f"{low:.2f} to {high:.2f}" if low < high else "none" if ranges else "none to set",
     )

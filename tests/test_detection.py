@@ -16,6 +16,7 @@ from fromp.detection import (
     Evidence,
     Verdict,
     chance_of_lower,
+    chance_of_lower_mean,
     distance,
     divergence,
     fit,
@@ -252,14 +253,39 @@ def test_the_chance_of_lower_values_is_scipys_with_ties():
     assert chance_of_lower(torch.ones(5), torch.ones(7)) == 1.0
 
 
+@pytest.mark.parametrize("sizes", [(20, 200), (200, 20), (50, 50)])
+def test_the_chance_of_a_lower_mean_is_never_too_small(sizes):
+    """Of values that are mostly high and rarely very low, as the fit to the labels is; level by level."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(4000):
+        every = torch.rand(sum(sizes), generator=generator) ** 0.2 * (
+            torch.rand(sum(sizes), generator=generator) > 0.02
+        )
+        found.append(chance_of_lower_mean(*every.split(sizes)))
+    for level in (0.3, 0.1, 0.03, 0.01):
+        assert sum(one <= level for one in found) <= 4000 * level + 3 * math.sqrt(4000 * level)
+    assert min(found) < 0.1  # it is no more than a bound, but it is one
+
+
+def test_a_few_examples_that_are_much_worse_off_lower_the_mean_and_not_the_ranks():
+    known = 0.49 + 0.01 * torch.rand(2000, generator=torch.Generator().manual_seed(0))
+    doubtful = torch.cat([torch.full((30,), 0.05), torch.full((50,), 0.4999)])
+    assert chance_of_lower(doubtful, known) > 1e-2
+    assert chance_of_lower_mean(doubtful, known) < 1e-12
+    assert chance_of_lower_mean(known, doubtful) == 1.0
+    assert chance_of_lower_mean(torch.ones(4), torch.ones(9)) == 1.0
+
+
 def test_the_chance_is_that_of_the_last_minibatches_against_the_sample():
     model, past = networks()
     batches = [(torch.randn(20, 3), torch.randint(4, (20,))) for _ in range(3)]
     x, y = torch.randn(90, 3), torch.randint(4, (90,))
     one = Evidence(model, past, Categorical(), *batches[2], 8, held=batches[:2], sample=lambda: (x, y))
     at = [distance(Evidence(model, past, Categorical(), *batch)) for batch in (*batches, (x, y))]
-    assert one.chance(distance, 2) == pytest.approx(chance_of_lower(torch.cat(at[1:3]), at[3]))
-    assert one.chance(distance, 1) == pytest.approx(chance_of_lower(at[2], at[3]))
+    for minibatches, doubtful in ((2, torch.cat(at[1:3])), (1, at[2])):
+        both = [test(doubtful, at[3]) for test in (chance_of_lower, chance_of_lower_mean)]
+        assert one.chance(distance, minibatches) == pytest.approx(min(1.0, 2 * min(both)))
 
 
 @pytest.mark.parametrize("detector", [Welch(), itself()])
