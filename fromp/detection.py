@@ -265,9 +265,10 @@ class Calibrated(Detector):
     minibatches in doubt are held back untrained; nothing is learned from a minibatch of the new task before the old one
     has been remembered. A doubt begins with a rank half as high as the test asks for on the average, and lasts as long
     as the ranks stay near that. At its end the r minibatches have been seen by one network, the n before by others: if
-    this one happens to be bad, all r are low. So the same test, at the same level, is made once more on their examples
-    and on a sample of the present task's, all seen by the network as it is. Only what passes both is a new task. The
-    sample has been trained on, which could make new examples look worse: that is what the first test knows nothing of.
+    this one happens to be bad, all r are low. So they are tested once more, at the same level: their examples against a
+    sample of the present task's, all seen by the network as it is (`Evidence.chance`). Only what passes both is a new
+    task. The sample has been trained on, which could make new examples look worse: that is what the first test knows
+    nothing of. A task that is confirmed late began with the first of the minibatches in doubt that ranks as low.
 
     There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
     network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are

@@ -161,7 +161,7 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for report in reports:
-        for kind in dict.fromkeys(map(_kind, report["runs"])):
+        for kind in sorted(set(map(_kind, report["runs"])), key=lambda kind: (list(DETECTORS).index(kind[0]), kind)):
             runs = [one for one in report["runs"] if _kind(one) == kind]
             detector, dataset, share = kind
             title = report["title"] + ("" if dataset == "mnist" else f", {dataset}") + _of_each_task(share)
