@@ -91,12 +91,15 @@ def matrix_table(accuracy: list[list[float]], seed: int) -> Table:
 
 def boundaries_line(found: dict[str, Any]) -> str:
     """Where a run found that a new task had begun, and how right it was."""
-    begins = [begin for begin, _ in found["found"]]
-    shown = ", ".join(map(str, begins[:12])) + (", ..." if len(begins) > 12 else "")
+    begins, true = [begin for begin, _ in found["found"]], found["true"]
     missed, false = found["misses"], found["false_alarms"]
-    verdict = "all of them" if missed == false == 0 else f"{missed} missed, {false} false"
-    said = f"new tasks found at minibatch {shown}" if begins else "no new task found"
-    return f"{said}; there were {len(found['true'])} ({verdict}), at {', '.join(map(str, found['true'][:12]))}"
+    verdict = "" if missed == false == 0 else f" ({missed} missed, {false} false)"
+    said = f"new tasks found at minibatch {_first(begins)}" if begins else "no new task found"
+    return f"{said}; they began at {_first(true)}{verdict}" if true else f"{said}; there was none{verdict}"
+
+
+def _first(numbers: list[int], count: int = 12) -> str:
+    return ", ".join(map(str, numbers[:count])) + (", ..." if len(numbers) > count else "")
 
 
 def methods_table() -> Table:

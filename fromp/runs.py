@@ -66,7 +66,7 @@ class Plan:
         """What differs in a plan read from a file; a setting that did not exist then had its default value."""
         wanted = json.loads(json.dumps(self.as_json()))
         defaults = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
-        then = {**json.loads(json.dumps(defaults)), **found["settings"]}
+        then = {**json.loads(json.dumps(defaults)), "start": "initial", **found["settings"]}  # which was the only one
         different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
         matters = self.matters()
         return different + [key for key, v in wanted["settings"].items() if key in matters and then.get(key) != v]
@@ -225,7 +225,7 @@ class Run:
             mine, its, norm = (
                 math.inf if v is None else v for v in (fit.settings.clip, told["clip"], told["largest_norm"])
             )
-            if mine == its or norm < min(mine, its):
+            if mine == its or norm + 1e-6 < min(mine, its):  # as clip_grad_norm_ counts
                 self._elapsed, fit.largest_norm = told["seconds"], norm
                 self.model.load_state_dict(under(tensors, "model."))
                 torch.set_rng_state(tensors["random"])

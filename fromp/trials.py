@@ -149,7 +149,8 @@ def main(
                 out.mkdir(parents=True, exist_ok=True)
                 report = {"stream": trial, "title": TRIALS[trial].title, "environment": environment(), "runs": runs}
                 folder.replace(path, (json.dumps(report, indent=1) + "\n").encode())
-                print(table([report]).splitlines()[-1], flush=True)
+                own = [one for one in runs if _kind(one) == _kind(runs[-1])]
+                print(table([{**report, "runs": own}]).splitlines()[-1], flush=True)
     print(table([json.loads((out / f"{trial}.json").read_text()) for trial in trials]))
 
 

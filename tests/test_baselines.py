@@ -452,6 +452,27 @@ def test_vcl_bears_a_weight_that_is_not_used():
     method.end_task(data(0), HEADS[0])
 
 
+def test_vcl_knows_the_weights_of_other_heads_behind_a_norm():
+    """Which silences units at weights of any sign, if the inputs are nearly alike."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 6))
+    method = VCL(model, Categorical(), 4.0, 1e-2, seed=0)
+    elsewhere = method._of_other_heads(0.5 + 0.01 * torch.randn(100, 10), HEADS[1])
+    assert elsewhere["3.weight"][:2].all()
+    assert elsewhere["3.weight"][4:].all()
+    assert not elsewhere["3.weight"][2:4].any()
+    with pytest.raises(FrompError, match="head index 6 is outside the model's 6 outputs"):
+        method.begin_task(TensorExamples(torch.randn(9, 10), torch.arange(9) % 2), (6, 7), [])
+
+
+def test_vcl_of_an_older_version_is_refused():
+    method = VCL(network(), Categorical(), 4.0, 1e-2, seed=0)
+    tensors, state = method.state()
+    del state["ended"]
+    with pytest.raises(FrompError, match="saved here by an older version"):
+        method.restore(tensors, state)
+
+
 def test_vcl_must_be_told_of_a_task():
     method = VCL(network(), Categorical(), 4.0, 1e-2, seed=0)
     assert method.penalty().item() == 0

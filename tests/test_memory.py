@@ -207,6 +207,10 @@ def test_what_is_saved_is_what_holds_the_network(tmp_path):
     for task in range(3):
         reg.end_task((torch.randn(20, 3) + task, torch.arange(20) % 2))
     del reg.memories[0]
+    with pytest.raises(FrompError, match="there is no task 3 to forget; 3 are remembered"):
+        reg.forget(3)
+    with pytest.raises(TypeError):
+        reg.forget(0.5)
     reg.save(tmp_path / "memory")
     again = FROMP.load(tmp_path / "memory", model)
     assert len(again.memories) == 3

@@ -20,6 +20,7 @@ from fromp.data.images import Images
 from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS, Benchmark, settings_for
 from fromp.methods import METHODS
+from fromp.progress import boundaries_line
 from fromp.runs import Plan, Run
 from fromp.tasks import Split
 from fromp.training import Fit
@@ -79,12 +80,16 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     toy = BENCHMARKS["toy"]
     short = dataclasses.replace(toy, settings=dataclasses.replace(toy.settings, epochs=1))
     monkeypatch.setitem(BENCHMARKS, "toy", short)  # for a method that runs another one inside
-    whole = Run(plan(method), BENCHMARKS["toy"], 0, tmp_path / "whole")
-    whole.learn(lambda moment: None, checkpoint_seconds=0.05)
+    few = dataclasses.replace(PLAN.settings, batch_size=1500)  # three steps a task, each saved
+    of = Plan("toy", method, few)
+    whole = Run(of, BENCHMARKS["toy"], 0, tmp_path / "whole")
+    whole.learn(lambda moment: None, checkpoint_seconds=0)
     expected = folder.read(tmp_path / "whole" / "checkpoint", "run")[0]
     real, writes, limit = os.replace, 0, 0
-    restore, within = Fit.restore, []  # the steps of a task that it was taken up at
-    monkeypatch.setattr(Fit, "restore", lambda fit, step, tensors: (within.append(step), restore(fit, step, tensors)))
+    restore, within = Fit.restore, []  # whether it was taken up before the last step of a task
+    monkeypatch.setattr(
+        Fit, "restore", lambda fit, step, tensors: (within.append(step < fit.num_steps), restore(fit, step, tensors))
+    )
 
     def replace(*arguments):
         nonlocal writes
@@ -99,8 +104,8 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     while not finished:
         limit, writes = limit + 1, 0
         try:
-            run = Run(plan(method), BENCHMARKS["toy"], 0, path)
-            run.learn(lambda moment: None, checkpoint_seconds=0.05)
+            run = Run(of, BENCHMARKS["toy"], 0, path)
+            run.learn(lambda moment: None, checkpoint_seconds=0)
             finished = True
         except Died:
             pass
@@ -357,3 +362,13 @@ def test_a_strength_that_nobody_chose_is_said_to_be_one(tmp_path, capsys):
     assert "strength=1 of ewc is a default that nobody has chosen for toy" in capsys.readouterr().err
     assert main(["run", "toy", "--method", "ewc", "--set", "strength=1", *short]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_where_new_tasks_were_found_in_a_line():
+    found = {"true": [], "found": [], "misses": 0, "false_alarms": 0}
+    assert boundaries_line(found) == "no new task found; there was none"
+    found = {"true": [10, 20], "found": [[10, 13], [15, 18]], "misses": 1, "false_alarms": 1}
+    assert boundaries_line(found) == "new tasks found at minibatch 10, 15; they began at 10, 20 (1 missed, 1 false)"
+    many = list(range(20))
+    found = {"true": many, "found": [[k, k] for k in many], "misses": 0, "false_alarms": 0}
+    assert boundaries_line(found).count("11, ...") == 2

@@ -1,5 +1,7 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
+import numbers
+import operator
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -86,7 +88,7 @@ class FROMP(Method):
         if not 0 < prior_precision < float("inf"):
             raise FrompError(f"prior_precision={prior_precision} must be positive and finite.")
         for name, count in {"memory_size": memory_size, "tasks_per_step": tasks_per_step}.items():
-            if count is not None and (not isinstance(count, int) or count < 1):
+            if count is not None and (not isinstance(count, numbers.Integral) or count < 1):
                 raise FrompError(f"{name}={count} must be a whole number of at least 1.")
         self.tau, self.memory_size, self.prior_precision, self.jitter = (
             tau,
@@ -104,7 +106,7 @@ class FROMP(Method):
         """tau / 2 sum_s (m_s - m0_s)' K_s^-1 (m_s - m0_s), Eq. (8) divided by N: a scalar; zero before any task."""
         if self._prior is None:
             return super().penalty()
-        past = len(self.memories)
+        past = len(self._prior.anchors)
         if self.tasks_per_step is None or self.tasks_per_step >= past:
             return 0.5 * self.tau * self._prior.squared_distance(self.model)
         drawn = torch.randperm(past, generator=self._generator)[: self.tasks_per_step]
@@ -126,7 +128,7 @@ class FROMP(Method):
             )
             scores = computed if scores is None else torch.as_tensor(scores).to(computed.device)
             memory = remember(examples, scores, classes, self.memory_size, head, self.select)
-            memories = [*self.memories, memory]
+            memories = [*(anchor.memory for anchor in self._anchors()), memory]
             self._check_model(_described(self.precision))
             names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
             task = ggn_diagonal(self.model, names, examples, self.likelihood, head, self.memory_budget)
@@ -156,15 +158,15 @@ class FROMP(Method):
         Nothing holds the network there any more, and the tasks after it move up by one. What the task has added to the
         precision stays: that is one number a weight, summed over all tasks.
         """
-        past = len(self.memories)
-        if self._prior is None or not 0 <= task < past:
-            raise FrompError(f"there is no task {task} to forget; {past} are remembered, counted from 0.")
-        anchors = [anchor for place, anchor in enumerate(self._prior.anchors) if place != task]
-        self.memories, prior = [anchor.memory for anchor in anchors], None
+        anchors, place = self._anchors(), operator.index(task)
+        if self._prior is None or not 0 <= place < len(anchors):
+            raise FrompError(f"there is no task {task} to forget; {len(anchors)} are remembered, counted from 0.")
+        del anchors[place]
+        memories, prior = [anchor.memory for anchor in anchors], None
         if anchors:
-            points = self._points_per_pass(self.memories)
+            points = self._points_per_pass(memories)
             prior = FunctionalPrior(anchors, self.likelihood, self._prior.num_outputs, points)
-        self._prior = prior
+        self.memories, self._prior = memories, prior
 
     def drift(self) -> list[float]:
         """How far the means have moved at each past task's memory since they were fixed: root mean square."""
@@ -219,7 +221,7 @@ class FROMP(Method):
         """Memory, precision, prior and draws, as tensors and JSON values."""
         tensors = {f"precision.{name}": value for name, value in self.precision.items()}
         tensors["generator"] = self._generator.get_state()
-        anchors = self._prior.anchors if self._prior else []
+        anchors = self._anchors()
         packed, memories = pack([anchor.memory for anchor in anchors])
         tensors |= packed
         for s, anchor in enumerate(anchors):
@@ -259,6 +261,10 @@ class FROMP(Method):
         self.memories = [anchor.memory for anchor in prior.anchors] if prior else []
         self._prior = prior
         self._generator.set_state(tensors["generator"])
+
+    def _anchors(self) -> list[Anchor]:
+        """What holds the network, a task each; `memories` shows it, and may have been edited."""
+        return list(self._prior.anchors) if self._prior else []
 
     def _precision_of(self, name: str, like: Tensor) -> Tensor:
         known = self.precision.get(name)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fromp import inputs
-from fromp.errors import FrompError
+from fromp.errors import CheckpointError, FrompError
 from fromp.examples import Examples, SomeExamples, as_examples
 from fromp.inputs import Inputs
 from fromp.layers import LinearCall
@@ -18,7 +18,7 @@ from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, pack, unpack
 from fromp.methods.base import TEST_SAMPLES, Method, Part, Training, under
 from fromp.methods.coresets import Coreset
-from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
+from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, of_head, outputs, trainable
 from fromp.tape import Tape
 
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
@@ -163,6 +163,8 @@ class VCL(Method):
         return tensors, state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        if "ended" not in state:
+            raise CheckpointError("VCL was saved here by an older version, which drew weights otherwise; start anew.")
         with torch.no_grad():
             for name, value in under(tensors, "log_deviation.").items():
                 self.log_deviation[name].copy_(value)
@@ -231,11 +233,11 @@ class VCL(Method):
             return {}
         now = detached(self.model, trainable(self.model))
         own, any_head = ({name: torch.zeros_like(w, dtype=torch.bool) for name, w in now.items()} for _ in range(2))
-        for weights, at in (self._probe(now, x, seed) for seed in range(4)):
+        for weights, at in (self._probe(now, x, seed) for seed in range(16)):
             leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
             with evaluating(self.model), torch.enable_grad():
                 f = outputs(self.model, at, None, leaves)
-            for moved, some in ((own, f[:, list(head)]), (any_head, f)):
+            for moved, some in ((own, of_head(f, head)), (any_head, f)):
                 slopes = torch.autograd.grad(
                     some.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
                 )
