@@ -165,11 +165,13 @@ def test_a_comparison_is_one_page(out, tmp_path):
     both = tmp_path / "both"
     shutil.copytree(out, both / "fromp")
     run(both / "finetune", "--tasks", "2", "--method", "finetune")
+    assert "remembered, class 0" not in page(both / "finetune").text  # there is none in its picture
     found = page(both)
     assert "2 runs on toy-less-data" in found.text
     assert found.count("img", class_="stage") == 2
     assert found.count("a", href="./finetune/results.json") == 1
     assert "Accuracy: finetune" in found.text
+    assert "remembered, class 0" in found.text
     assert found.text.count("Cost of a step") == 1
 
 

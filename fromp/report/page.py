@@ -188,7 +188,7 @@ def _with_transfer(one: Experiment, among: Sequence[Experiment]) -> Experiment:
 
 def _boundaries(experiments: Sequence[Experiment]) -> str:
     """The decision boundary after each task, a panel for each run in the plane, one slider for all."""
-    panels, longest = [], 1
+    panels, longest, key = [], 1, ""
     dpi = PICTURE_DPI if len(experiments) == 1 else 0.6 * PICTURE_DPI
     for one in filter(toy.in_plane, experiments):
         title = f"<h3>{_escape(one.name)}, seed {one.middle_seed}</h3>"
@@ -201,6 +201,7 @@ def _boundaries(experiments: Sequence[Experiment]) -> str:
             panels.append(f'<div class="card">{title}{_no_snapshots(one)}</div>')
             continue
         longest = max(longest, len(drawn))
+        key = _key() if any(boundary.memory for boundary in drawn) else key
         pictures = "".join(
             f'<figure><img src="{embed.png(figures.decision_boundary(boundary), dpi)}" '
             f'alt="decision boundary after task {boundary.task}">'
@@ -223,7 +224,7 @@ def _boundaries(experiments: Sequence[Experiment]) -> str:
         f'<section class="{mode}"><h2>Decision boundary</h2>'
         '<p class="note">What the network predicts after each task: the tint is the likelier class, paler where it is '
         "unsure; small dots are the data so far, faint once their task is over. The run shown has the median accuracy."
-        f"</p>{_key()}{controls}"
+        f"</p>{key}{controls}"
         f'<div class="panels">{"".join(panels)}</div></section>'
     )
 
