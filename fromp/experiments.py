@@ -242,6 +242,7 @@ _FRCL: dict[str, dict[str, Any]] = {
     "": {"clip": None, "prior_precision": 1.0, "jitter": 1e-3, "initial_deviation": 0.1},
     "split-mnist": {"lr": 3e-4},
     "split-mnist-small": {"lr": 3e-4},
+    "permuted-mnist": {"lr": 3e-3},
 }
 _CLIPPED = {name: {"clip": 100.0} for name in ("split-cifar", "split-cifar-11")}  # so that all share their first task
 _VCL: dict[str, dict[str, Any]] = {
@@ -262,7 +263,7 @@ _TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "split-cifar-11": {"strength": 0.1},
     },
     "functional-l2": {"split-mnist": {"lr": 1e-3, "strength": 0.01}, "permuted-mnist": {"strength": 1e-3}},
-    "replay": {"split-mnist": {"strength": 0.3}, "permuted-mnist": {"strength": 10.0}},
+    "replay": {"split-mnist": {"strength": 0.3}, "permuted-mnist": {"strength": 100.0}},
     "der++": {
         "split-mnist": {"strength": 0.5, "logit_strength": 0.5},
         "permuted-mnist": {"strength": 0.5, "logit_strength": 3.0},

@@ -17,6 +17,7 @@ from fromp.memory import random_score
 from fromp.methods import METHODS, vcl
 from fromp.methods.coresets import RandomCoreset
 from fromp.methods.functional_l2 import FunctionalL2
+from fromp.methods.plain import Joint, Separate
 from fromp.methods.quadratic import DLP, EWC
 from fromp.methods.replay import DERpp, Replay
 from fromp.methods.si import SI
@@ -189,6 +190,54 @@ def test_a_batch_of_several_heads_is_one_batch_to_batch_norm(sizes):
         for row, (_, y, head) in zip(rows, parts, strict=True)
     ) / sum(sizes)
     torch.testing.assert_close(method.data_loss(parts), expected)
+
+
+def test_the_trainer_tells_si_of_every_step():
+    torch.manual_seed(0)
+    method, (x, y) = SI(network(2), Categorical(), 1.0, 1e-3), data(0)
+    before = Categorical().nll(method.model(x), y).mean().item()
+    training = method.begin_task(TensorExamples(x, y), None, [])
+    for _ in Fit(method, training, Optimisation(epochs=200, batch_size=len(y), lr=1e-4), seed=0).steps():
+        pass
+    decrease = before - Categorical().nll(method.model(x), y).mean().item()
+    assert sum(float(path.sum()) for path in method.path.values()) == pytest.approx(decrease, rel=0.02)
+    assert decrease > 1e-3
+
+
+def learn(method, tasks, epochs=20):
+    """Each task in turn, all with the same labels and no head of their own."""
+    past = []
+    for task in tasks:
+        examples = TensorExamples(*data(task))
+        training = method.begin_task(examples, None, past)
+        for _ in Fit(method, training, Optimisation(epochs=epochs, batch_size=4, lr=1e-2), seed=task).steps():
+            pass
+        method.end_task(examples)
+        past.append((examples, None))
+
+
+def test_separate_is_a_network_of_its_own_for_each_task():
+    both = Separate(network(2), Categorical())
+    learn(both, [0, 1])
+    for place, task in enumerate([0, 1]):
+        alone = Separate(network(2), Categorical())
+        learn(alone, [task])
+        x = data(task)[0]
+        assert torch.equal(both.predict_outputs(x, None, place), alone.predict_outputs(x, None, 0))
+    assert not torch.equal(both.predict_outputs(x, None, 0), both.predict_outputs(x, None, 1))
+
+
+def test_joint_starts_afresh_on_the_data_of_all_tasks_so_far():
+    method = Joint(network(6), Categorical())
+    fresh = copies(method.model.state_dict())
+    tasks = [TensorExamples(*data(task)) for task in range(3)]
+    move(method.model, 1.0)
+    [(everything, head)] = method.begin_task(tasks[2], None, [(tasks[0], None), (tasks[1], None)])
+    assert head is None
+    assert torch.equal(everything.take(torch.arange(36))[0], torch.cat([data(task)[0] for task in range(3)]))
+    assert all(torch.equal(value, fresh[name]) for name, value in method.model.state_dict().items())
+    past = list(zip(tasks[:2], HEADS[:2], strict=True))
+    assert method.begin_task(tasks[2], HEADS[2], past) == list(zip(tasks, HEADS, strict=True))
 
 
 def test_functional_l2_is_fromp_with_the_identity_for_kernel():
@@ -552,6 +601,33 @@ def test_a_coreset_refines_its_own_head_to_the_exact_posterior_and_not_the_next_
         torch.testing.assert_close(q.mean["weight"][task], mean, rtol=0, atol=0.06)
         deviation = q.log_deviation["weight"][task].exp()
         torch.testing.assert_close(deviation, precision.diag().rsqrt(), rtol=0.12, atol=0)
+
+
+def test_with_one_head_the_coresets_of_all_tasks_are_refined_together():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1, bias=False).double()
+    method = VCL(model, Gaussian(1.0), 1.0, 0.5, 0, RandomCoreset(Gaussian(1.0), 10, 0), 400, batch_size=20, lr=1e-2)
+    for task in range(2):
+        x, _ = data(task, 20)
+        examples = TensorExamples(x, x.sum(1) - 2 * task)
+        method.begin_task(examples, None, [])
+        method.end_task(examples)
+    x, y = (torch.cat([getattr(m, name) for m in method.memories]) for name in ("inputs", "labels"))
+    precision = 4.0 * torch.eye(3).double() + x.T @ x
+    mean = torch.linalg.solve(precision, 4.0 * model.weight[0].detach() + x.T @ y)
+    torch.testing.assert_close(method._refined[None].mean["weight"][0], mean, rtol=0, atol=0.06)
+
+
+def test_every_head_is_refined_from_the_newest_posterior():
+    method = VCL(network(), Categorical(), 1.0, 0.3, 0, RandomCoreset(Categorical(), 4, 0), coreset_epochs=0)
+    for task in range(2):
+        examples = TensorExamples(*data(task))
+        method.begin_task(examples, HEADS[task], [])
+        move(method.model, 0.3)
+        method.end_task(examples, HEADS[task])
+    assert list(method._refined) == HEADS[:2]
+    for q in method._refined.values():
+        assert all(torch.equal(mean, method.prior.mean[name]) for name, mean in q.mean.items())
 
 
 def test_memorable_coresets_do_not_depend_on_the_random_state():
