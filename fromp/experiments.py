@@ -65,7 +65,7 @@ class Settings:
     logit_strength: float = 0.5  # of DER++: how far the stored outputs count
     damping: float = 1e-3  # xi of SI
     initial_deviation: float = 1e-3  # of VCL's weights, and FRCL's of the last layer, before training
-    start: str = "fresh"  # where VCL begins each task: fresh weights, the initial ones, or the last posterior
+    start: str = "fresh"  # where VCL begins each task: fresh or drawn weights, the initial ones, the last posterior
     coreset_epochs: int = 0  # over the coreset of VCL, before each test
     search: int = 1000  # exchanges that FRCL tries when it looks for inducing points
     joint_from: int = 1  # the first task after which `joint` is trained, to save time where only the last one counts

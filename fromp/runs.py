@@ -66,7 +66,7 @@ class Plan:
         """What differs in a plan read from a file; a setting that did not exist then had its default value."""
         wanted = json.loads(json.dumps(self.as_json()))
         defaults = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
-        then = {**json.loads(json.dumps(defaults)), "start": "initial", **found["settings"]}  # which was the only one
+        then = {**json.loads(json.dumps(defaults)), **found["settings"]}
         different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
         matters = self.matters()
         return different + [key for key, v in wanted["settings"].items() if key in matters and then.get(key) != v]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fromp import inputs
-from fromp.errors import CheckpointError, FrompError
+from fromp.errors import FrompError
 from fromp.examples import Examples, SomeExamples, as_examples
 from fromp.inputs import Inputs
 from fromp.layers import LinearCall
@@ -23,7 +23,8 @@ from fromp.tape import Tape
 
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
 
-STARTS = ("fresh", "initial", "posterior")  # where each task's training begins
+STARTS = ("fresh", "drawn", "initial", "posterior")  # where each task's training begins
+DRAWN = 0.1  # the deviation of the weights that the authors draw
 
 
 @final
@@ -33,11 +34,12 @@ class VCL(Method):
     As improved by Swaroop et al. 2019: outputs of linear maps are sampled instead of their weights (local
     reparameterisation), and each task starts from small deviations around fresh random weights: in the last posterior,
     weights that were of no use are as wide as the prior, and would drown the new data in noise. Fresh are the model's
-    initial weights, for each task in another order within every tensor. start="initial" takes them in their own order
-    each time; start="posterior" starts where the last task ended, as in the first of the two papers. A weight that an
-    example meets more than once, as in a convolution, or in another way is drawn for the whole minibatch: its uses
-    would otherwise get noise of their own each. The means are the model's own weights. A weight that only other heads
-    use is left out of the KL, and so stays as it was until its own head is trained.
+    initial weights, for each task in another order within every tensor. start="drawn" draws them from N(0, 0.1^2), as
+    the authors do; start="initial" takes the initial ones in their own order each time; start="posterior" starts where
+    the last task ended, as in the first of the two papers. A weight that an example meets more than once, as in a
+    convolution, or in another way is drawn for the whole minibatch: its uses would otherwise get noise of their own
+    each. The means are the model's own weights. A weight that only other heads use is left out of the KL, and so stays
+    as it was until its own head is trained.
 
     With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
     tasks is refined on them, head by head, and put back afterwards.
@@ -163,8 +165,6 @@ class VCL(Method):
         return tensors, state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        if "ended" not in state:
-            raise CheckpointError("VCL was saved here by an older version, which drew weights otherwise; start anew.")
         with torch.no_grad():
             for name, value in under(tensors, "log_deviation.").items():
                 self.log_deviation[name].copy_(value)
@@ -192,13 +192,17 @@ class VCL(Method):
             return outputs(self.model, x, head, {**linear, **drawn})
 
     def _beginning(self) -> "Gaussians":
-        """Where the next task starts: the initial weights, after the first task in an order of its own."""
+        """Where the next task starts: drawn weights, or the initial ones, in an order of its own after the first task."""
+        random = torch.Generator().manual_seed(self._seed + self._ended)
+        of_model = self.log_deviation.items()  # in the model's order, which those of a checkpoint may not have
+        if self.start == "drawn":
+            drawn = {name: (DRAWN * torch.randn(w.shape, generator=random)).to(w) for name, w in of_model}
+            return Gaussians(drawn, self._start.log_deviation)
         if self.start == "initial" or self._ended == 0:
             return self._start
-        order = torch.Generator().manual_seed(self._seed + self._ended)
         fresh = {
-            name: self._start.mean[name].flatten()[torch.randperm(w.numel(), generator=order).to(w.device)].view_as(w)
-            for name, w in self.log_deviation.items()  # in the model's order, which those of a checkpoint may not have
+            name: self._start.mean[name].flatten()[torch.randperm(w.numel(), generator=random).to(w.device)].view_as(w)
+            for name, w in of_model
         }
         return Gaussians(fresh, self._start.log_deviation)
 
