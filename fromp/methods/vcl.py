@@ -192,7 +192,7 @@ class VCL(Method):
             return outputs(self.model, x, head, {**linear, **drawn})
 
     def _beginning(self) -> "Gaussians":
-        """Where the next task starts: drawn weights, or the initial ones, in an order of its own after the first task."""
+        """Where the next task starts: drawn weights, or the initial ones, in another order after the first task."""
         random = torch.Generator().manual_seed(self._seed + self._ended)
         of_model = self.log_deviation.items()  # in the model's order, which those of a checkpoint may not have
         if self.start == "drawn":
