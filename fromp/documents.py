@@ -87,6 +87,7 @@ def _to_run(row: Row, reported: paper.Reported | None) -> str:
     return "not run" if row.experiment is None and reported else ""
 
 
+ONE_HEAD = ("toy", "permuted-mnist", "permuted-fashion", "permuted-digits", "split-mnist-domain", "split-mnist-class")
 MOST_ROWS = 12  # of a table of choices that is shown unasked
 
 
@@ -122,7 +123,7 @@ def _toy_comparison(results: Path) -> str:
     ]
     listed = {name for _, _, name in rows}
     others = [path.parent.name for path in sorted((results / "toy").glob("*/results.json"))]
-    rows += [(f"`{name}`", "", name) for name in others if name not in listed]
+    rows += [(_title("toy", name), "", name) for name in others if name not in listed]
     return _table([_row(title, "toy", method, results / "toy" / name) for title, method, name in rows], COLUMNS)
 
 
@@ -208,12 +209,18 @@ def _benchmark(name: str) -> Callable[[Path], str]:
             return f"Not run yet: `fromp compare {name} --methods fromp,frorp --seeds 5 --out results/{name}`."
         known = [method for method in METHODS if method in {*ours, *reported}]
         rows = [
-            _row(f"`{method}`", name, method, results / name / method)
+            _row(_title(name, method), name, method, results / name / method)
             for method in dict.fromkeys([*known, *ours, *reported])
         ]
         return _table(rows, WITH_TRANSFER)
 
     return block
+
+
+def _title(benchmark: str, method: str) -> str:
+    """A method's name, and whether it is told more than the others."""
+    told = benchmark in ONE_HEAD and method in METHODS and METHODS[method].told
+    return f"`{method}`, told the task" if told else f"`{method}`"
 
 
 def _by_task(name: str) -> Callable[[Path], str]:
