@@ -87,6 +87,7 @@ def _to_run(row: Row, reported: paper.Reported | None) -> str:
     return "not run" if row.experiment is None and reported else ""
 
 
+# Where a test says nothing of its task, except to the methods that must be told.
 ONE_HEAD = ("toy", "permuted-mnist", "permuted-fashion", "permuted-digits", "split-mnist-domain", "split-mnist-class")
 MOST_ROWS = 12  # of a table of choices that is shown unasked
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from fromp import documents
 from fromp.documents import BLOCKS, OPENING, update
 from fromp.errors import FrompError
-from fromp.experiments import RELEASED_TOY, as_json, settings_for
+from fromp.experiments import BENCHMARKS, RELEASED_TOY, as_json, settings_for
+from fromp.methods import METHODS
 from fromp.reproduction import EXHIBITS
 from fromp.results import summary
 
@@ -166,3 +168,12 @@ def test_a_curve_has_every_size(root):
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["10", "20", "40", "100", "200"]
     assert "| 75.00 ± 5.00 (2 seeds) |" in lines[2]
     assert "not run: 5 seeds take about" in lines[3]
+
+
+def test_tables_of_one_head_mark_exactly_the_methods_that_are_told_the_task():
+    """And the benchmarks named as such are those whose tasks have no head of their own."""
+    for name in ("toy", "permuted-digits", "split-digits"):
+        heads = BENCHMARKS[name].stream(0).task(0).head
+        assert (heads is None) == (name in documents.ONE_HEAD)
+        marked = {method for method in METHODS if "told the task" in documents._title(name, method)}
+        assert marked == ({method for method, entry in METHODS.items() if entry.told} if heads is None else set())

@@ -193,18 +193,19 @@ class VCL(Method):
 
     def _beginning(self) -> "Gaussians":
         """Where the next task starts: drawn weights, or the initial ones, in another order after the first task."""
-        random = torch.Generator().manual_seed(self._seed + self._ended)
-        of_model = self.log_deviation.items()  # in the model's order, which those of a checkpoint may not have
-        if self.start == "drawn":
-            drawn = {name: (DRAWN * torch.randn(w.shape, generator=random)).to(w) for name, w in of_model}
-            return Gaussians(drawn, self._start.log_deviation)
-        if self.start == "initial" or self._ended == 0:
+        if self.start == "initial" or (self.start == "fresh" and self._ended == 0):
             return self._start
-        fresh = {
-            name: self._start.mean[name].flatten()[torch.randperm(w.numel(), generator=random).to(w.device)].view_as(w)
-            for name, w in of_model
-        }
-        return Gaussians(fresh, self._start.log_deviation)
+        random = torch.Generator().manual_seed(self._seed + self._ended)
+
+        def fresh(name: str, like: Tensor) -> Tensor:
+            if self.start == "drawn":
+                return (DRAWN * torch.randn(like.shape, generator=random)).to(like)
+            order = torch.randperm(like.numel(), generator=random).to(like.device)
+            return self._start.mean[name].flatten()[order].view_as(like)
+
+        # In the model's order, which the weights of a checkpoint may not have.
+        mean = {name: fresh(name, like) for name, like in self.log_deviation.items()}
+        return Gaussians(mean, self._start.log_deviation)
 
     def _refine(self, head: Head) -> "Gaussians":
         """The posterior after some epochs on the coreset of a head, with what was learned before as its prior."""
