@@ -215,6 +215,15 @@ def test_an_image_benchmark_shows_what_is_remembered(out):
     assert [len(task) for task in gallery.remembered(find(out)[0])] == [4]
 
 
+def test_points_that_were_drawn_are_shown_without_a_score(out):
+    write_image_snapshot(out)
+    change(out, benchmark="some-images", method="replay")
+    found = page(out)
+    assert "drawn at random" in found.text and "the score of each image" not in found.text
+    assert found.count("img", alt="class 7") == 2
+    assert "0.25" not in found.text
+
+
 def test_permuted_images_are_shown_as_they_were(tmp_path):
     out = tmp_path / "permuted"
     options = ["--tasks", "2", "--epochs", "1", "--memory", "10", "--quiet", "--out", str(out)]

@@ -91,6 +91,7 @@ class Entry:
     stores: str  # what it keeps of the past
     step: str  # what a step costs beside that of plain training
     told: bool = False  # whether a test has to say which task it is of, also where there is one head
+    drawn: bool = False  # whether the points it keeps are random ones, whose scores tell nothing
 
 
 _OURS = "Pan et al. 2020"
@@ -113,12 +114,14 @@ METHODS: dict[str, Entry] = {
         _OURS,
         "random points, a kernel a class and task, a precision a weight",
         "a pass over all memory, times the kernels",
+        drawn=True,
     ),
     "frorp-l2": Entry(
         _fromp(IdentityKernel, random_score),
         _OURS,
         "random points, their outputs, a precision a weight",
         "a pass over all memory",
+        drawn=True,
     ),
     "ewc": Entry(
         EWC, "Kirkpatrick et al. 2017", "the sum of the Fisher diagonals, their centre", "a pass over the weights"
@@ -146,10 +149,12 @@ METHODS: dict[str, Entry] = {
         "twice the maps, and a KL; the coreset before each test; a run of FROMP",
     ),
     "functional-l2": Entry(
-        FunctionalL2, "Benjamin et al. 2018", "random points, their outputs", "a pass over all memory"
+        FunctionalL2, "Benjamin et al. 2018", "random points, their outputs", "a pass over all memory", drawn=True
     ),
-    "replay": Entry(Replay, "the first thing to try", "random points with labels", "a second minibatch"),
-    "der++": Entry(DERpp, "Buzzega et al. 2020", "random points with labels and outputs", "two more minibatches"),
+    "replay": Entry(Replay, "the first thing to try", "random points with labels", "a second minibatch", drawn=True),
+    "der++": Entry(
+        DERpp, "Buzzega et al. 2020", "random points with labels and outputs", "two more minibatches", drawn=True
+    ),
     "frcl-random": Entry(
         _frcl_random,
         "Titsias et al. 2020",

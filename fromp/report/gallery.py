@@ -9,6 +9,7 @@ from torch import Tensor
 from fromp.errors import FrompError
 from fromp.experiments import BENCHMARKS
 from fromp.memory import per_class
+from fromp.methods import METHODS
 from fromp.report.experiment import Experiment, Snapshot
 from fromp.tasks import Stream
 
@@ -18,18 +19,19 @@ SHOWN = 30  # of a task
 
 @dataclass(frozen=True)
 class Remembered:
-    """An image, its class and its score."""
+    """An image, its class, and its score if it was chosen by one."""
 
     image: NDArray[np.float64]  # (height, width, 3)
     label: int
-    score: float
+    score: float | None
 
 
 def remembered(experiment: Experiment) -> list[list[Remembered]]:
-    """The highest scores of each class, task by task, of the middle seed; empty if it keeps no images."""
+    """Some of each class, task by task, the highest scores first, of the middle seed; empty if it keeps no images."""
     seed = experiment.middle_seed
     stream = _stream(experiment, seed)
-    tasks = [_images(snapshot, stream) for snapshot in experiment.snapshots(seed)]
+    drawn = experiment.method in METHODS and METHODS[experiment.method].drawn
+    tasks = [_images(snapshot, stream, drawn) for snapshot in experiment.snapshots(seed)]
     return tasks if any(tasks) else []
 
 
@@ -48,7 +50,7 @@ def _stream(experiment: Experiment, seed: int) -> Stream | None:
         return None
 
 
-def _images(snapshot: Snapshot, stream: Stream | None) -> list[Remembered]:
+def _images(snapshot: Snapshot, stream: Stream | None, drawn: bool) -> list[Remembered]:
     inputs = snapshot.tensors.get("inputs")
     if inputs is None:
         return []
@@ -58,7 +60,7 @@ def _images(snapshot: Snapshot, stream: Stream | None) -> list[Remembered]:
     labels, scores = snapshot.tensors["labels"], snapshot.tensors["scores"]
     chosen = per_class(scores, labels, min(len(labels), max(SHOWN, len(labels.unique()))))
     return [
-        Remembered(image, _class(snapshot, int(labels[i])), float(scores[i]))
+        Remembered(image, _class(snapshot, int(labels[i])), None if drawn else float(scores[i]))
         for image, i in zip(drawable(pictures[chosen]), chosen, strict=True)
     ]
 

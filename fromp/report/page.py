@@ -316,11 +316,16 @@ def _gallery(one: Experiment, several: bool) -> str:
         tasks, missing = [], f'<p class="note">{_escape(error)}</p>'
     if not tasks and not missing:
         return ""
+    scored = any(image.score is not None for images in tasks for image in images)
+    told = (
+        "The class and the score of each image, the highest scores of each class first."
+        if scored
+        else "The class of each image. They were drawn at random."
+    )
     shown = "".join(_remembered(place, images) for place, images in enumerate(tasks, start=1) if images)
     return (
         f"<section><h2>{_of('What is remembered', one, several)}</h2>"
-        '<p class="note">The class and the score of each image, the highest scores of each class first. '
-        f"Pixels that a task permutes are put back in their places. Seed {one.middle_seed}.</p>"
+        f'<p class="note">{told} Pixels that a task permutes are put back in their places. Seed {one.middle_seed}.</p>'
         f'<div class="card">{shown or missing}</div></section>'
     )
 
@@ -328,7 +333,7 @@ def _gallery(one: Experiment, several: bool) -> str:
 def _remembered(task: int, images: Sequence[gallery.Remembered]) -> str:
     items = "".join(
         f'<figure><img src="{embed.pixels(one.image)}" alt="class {one.label}">'
-        f"<figcaption><b>{one.label}</b> {one.score:.2f}</figcaption></figure>"
+        f"<figcaption><b>{one.label}</b>{'' if one.score is None else f' {one.score:.2f}'}</figcaption></figure>"
         for one in images
     )
     return f'<h3>Task {task}</h3><div class="gallery">{items}</div>'
