@@ -257,15 +257,28 @@ _VCL: dict[str, dict[str, Any]] = {
 }
 # Chosen on held-out training data (docs/results.md).
 _TUNED: dict[str, dict[str, dict[str, Any]]] = {
-    "ewc": {"split-mnist": {"lr": 1e-3, "strength": 1e4}, "permuted-mnist": {"strength": 30.0}},
-    "dlp": {"split-mnist": {"lr": 1e-3, "strength": 1e4}, "permuted-mnist": {"strength": 10.0}},
+    "ewc": {
+        "toy": {"strength": 10.0},
+        "split-mnist": {"lr": 1e-3, "strength": 1e4},
+        "permuted-mnist": {"strength": 30.0},
+    },
+    "dlp": {
+        "toy": {"strength": 10.0},
+        "split-mnist": {"lr": 1e-3, "strength": 1e4},
+        "permuted-mnist": {"strength": 10.0},
+    },
     "si": {
+        "toy": {"strength": 1.0},
         "split-mnist": {"lr": 1e-3, "strength": 1.0},
         "permuted-mnist": {"strength": 0.6, "damping": 0.1},
         "split-cifar": {"strength": 0.1},  # not chosen here, but the best of those that its paper tries on this stream
         "split-cifar-11": {"strength": 0.1},
     },
-    "functional-l2": {"split-mnist": {"lr": 1e-3, "strength": 0.01}, "permuted-mnist": {"strength": 1e-3}},
+    "functional-l2": {
+        "toy": {"strength": 1e-3},
+        "split-mnist": {"lr": 1e-3, "strength": 0.01},
+        "permuted-mnist": {"strength": 1e-3},
+    },
     "replay": {"split-mnist": {"lr": 3e-5, "strength": 1e-5}, "permuted-mnist": {"strength": 100.0}},
     "der++": {
         "split-mnist": {"strength": 0.5, "logit_strength": 0.5},
