@@ -279,8 +279,13 @@ _TUNED: dict[str, dict[str, dict[str, Any]]] = {
         "split-mnist": {"lr": 1e-3, "strength": 0.01},
         "permuted-mnist": {"strength": 1e-3},
     },
-    "replay": {"split-mnist": {"lr": 3e-5, "strength": 1e-5}, "permuted-mnist": {"strength": 100.0}},
+    "replay": {
+        "toy": {"strength": 1.0},
+        "split-mnist": {"lr": 3e-5, "strength": 1e-5},
+        "permuted-mnist": {"strength": 100.0},
+    },
     "der++": {
+        "toy": {"strength": 0.5, "logit_strength": 0.1},
         "split-mnist": {"strength": 0.5, "logit_strength": 0.5},
         "permuted-mnist": {"strength": 0.5, "logit_strength": 3.0},
     },
