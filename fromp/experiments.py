@@ -253,7 +253,7 @@ _VCL: dict[str, dict[str, Any]] = {
         "coreset_epochs": 600,
     },
     "split-mnist-small": {
-        "epochs": 200, "batch_size": 256, "lr": 3e-3, "schedule": "linear-decay", "prior_precision": 100.0,
+        "epochs": 60, "batch_size": 256, "lr": 3e-3, "schedule": "linear-decay", "initial_deviation": 1e-3,
         "coreset_epochs": 600,
     },
     "permuted-mnist": {"epochs": 100, "batch_size": 1024, "lr": 1e-2, "coreset_epochs": 200},
