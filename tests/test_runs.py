@@ -358,9 +358,11 @@ def test_metrics_on_a_matrix_worked_out_by_hand():
 
 def test_a_strength_that_nobody_chose_is_said_to_be_one(tmp_path, capsys):
     short = ["--tasks", "1", "--epochs", "1", "--out", str(tmp_path)]
-    assert main(["run", "toy", "--method", "ewc", *short]) == 0
-    assert "strength=1 of ewc is a default that nobody has chosen for toy" in capsys.readouterr().err
-    assert main(["run", "toy", "--method", "ewc", "--set", "strength=1", *short]) == 0
+    assert main(["run", "toy-overlapping", "--method", "ewc", *short]) == 0
+    assert "strength=1 of ewc is a default that nobody has chosen for toy-overlapping" in capsys.readouterr().err
+    assert main(["run", "toy-overlapping", "--method", "ewc", "--set", "strength=1", *short]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["run", "toy", "--method", "ewc", *short[:-1], str(tmp_path / "chosen")]) == 0
     assert capsys.readouterr().err == ""
 
 
