@@ -30,9 +30,13 @@ def remembered(experiment: Experiment) -> list[list[Remembered]]:
     """Some of each class, task by task, the highest scores first, of the middle seed; empty if it keeps no images."""
     seed = experiment.middle_seed
     stream = _stream(experiment, seed)
-    drawn = experiment.method in METHODS and METHODS[experiment.method].drawn
-    tasks = [_images(snapshot, stream, drawn) for snapshot in experiment.snapshots(seed)]
+    tasks = [_images(snapshot, stream, drawn(experiment)) for snapshot in experiment.snapshots(seed)]
     return tasks if any(tasks) else []
+
+
+def drawn(experiment: Experiment) -> bool:
+    """Whether the images were drawn at random, not chosen by their scores."""
+    return experiment.method in METHODS and METHODS[experiment.method].drawn
 
 
 def drawable(pictures: Tensor) -> NDArray[np.float64]:
@@ -50,7 +54,7 @@ def _stream(experiment: Experiment, seed: int) -> Stream | None:
         return None
 
 
-def _images(snapshot: Snapshot, stream: Stream | None, drawn: bool) -> list[Remembered]:
+def _images(snapshot: Snapshot, stream: Stream | None, at_random: bool) -> list[Remembered]:
     inputs = snapshot.tensors.get("inputs")
     if inputs is None:
         return []
@@ -60,7 +64,7 @@ def _images(snapshot: Snapshot, stream: Stream | None, drawn: bool) -> list[Reme
     labels, scores = snapshot.tensors["labels"], snapshot.tensors["scores"]
     chosen = per_class(scores, labels, min(len(labels), max(SHOWN, len(labels.unique()))))
     return [
-        Remembered(image, _class(snapshot, int(labels[i])), None if drawn else float(scores[i]))
+        Remembered(image, _class(snapshot, int(labels[i])), None if at_random else float(scores[i]))
         for image, i in zip(drawable(pictures[chosen]), chosen, strict=True)
     ]
 

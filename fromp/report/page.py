@@ -316,11 +316,10 @@ def _gallery(one: Experiment, several: bool) -> str:
         tasks, missing = [], f'<p class="note">{_escape(error)}</p>'
     if not tasks and not missing:
         return ""
-    scored = any(image.score is not None for images in tasks for image in images)
     told = (
-        "The class and the score of each image, the highest scores of each class first."
-        if scored
-        else "The class of each image. They were drawn at random."
+        "The class of each image. They were drawn at random."
+        if gallery.drawn(one)
+        else "The class and the score of each image, the highest scores of each class first."
     )
     shown = "".join(_remembered(place, images) for place, images in enumerate(tasks, start=1) if images)
     return (
