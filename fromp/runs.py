@@ -160,7 +160,7 @@ class Run:
             self._restore(fit, saved)
         plain = self.method.first_task_is_plain and self.learner is None
         shared = self._first_task if self.task == 0 and plain else None
-        if shared is not None and saved is None and not self.method.watches_first_task:
+        if shared is not None and saved is None:
             self._take_first_task(shared, fit)
         start, last = time.monotonic() - self._elapsed, time.monotonic()
         for _ in fit.steps():
@@ -180,6 +180,7 @@ class Run:
             raise Interrupted(asked[0])
         if shared is not None and not (shared / folder.MANIFEST).exists():
             tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+            tensors |= {f"{self.plan.method}.{name}": value for name, value in self._records().items()}
             told = {"seconds": self._elapsed, "largest_norm": _known(fit.largest_norm), "clip": settings.clip}
             folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, told)
         if self.learner is None:
@@ -222,15 +223,28 @@ class Run:
             if not (path / folder.MANIFEST).exists():
                 continue
             tensors, told = folder.read(path, "first task")
+            recorded, records = under(tensors, f"{self.plan.method}."), self._records()
+            if not recorded.keys() >= records.keys():
+                continue
             mine, its, norm = (
                 math.inf if v is None else v for v in (fit.settings.clip, told["clip"], told["largest_norm"])
             )
             if mine == its or norm + 1e-6 < min(mine, its):  # as clip_grad_norm_ counts
                 self._elapsed, fit.largest_norm = told["seconds"], norm
                 self.model.load_state_dict(under(tensors, "model."))
+                if records:
+                    of_method, state = self.method.state()
+                    self.method.restore(of_method | recorded, state)
                 torch.set_rng_state(tensors["random"])
                 fit.step = fit.num_steps
                 return
+
+    def _records(self) -> dict[str, Tensor]:
+        """What the method has written down while the task was trained."""
+        begin = self.method.records
+        return (
+            {name: value for name, value in self.method.state()[0].items() if name.startswith(begin)} if begin else {}
+        )
 
     def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
         return Moment(

@@ -259,15 +259,17 @@ def test_only_the_settings_that_a_method_uses_tell_plans_apart():
     ).matters()
 
 
-def test_a_method_that_watches_its_first_task_trains_it_itself(tmp_path):
-    runs = []
-    for name in ("finetune", "si"):
-        runs.append(Run(plan(name), BENCHMARKS["toy"], 0, tmp_path / name, tmp_path / "first"))
-        runs[-1].learn(lambda moment: None)
+@pytest.mark.parametrize(("giver", "shared"), [("finetune", False), ("si", True)])
+def test_a_first_task_is_taken_only_with_what_the_method_would_have_written_down(tmp_path, giver, shared):
+    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "giver", tmp_path / "first").learn(lambda moment: None)
+    steps = []
+    taker = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "taker", tmp_path / "first")
+    taker.learn(lambda moment: steps.append(moment.finished))
+    assert steps[0] == shared
     alone = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "alone")
     alone.learn(lambda moment: None)
-    assert runs[1].rows == alone.rows
-    assert all(torch.equal(a, alone.method.importance[name]) for name, a in runs[1].method.importance.items())
+    assert taker.rows == alone.rows
+    assert all(torch.equal(a, alone.method.importance[name]) for name, a in taker.method.importance.items())
 
 
 def test_joint_training_once_is_the_last_row_of_joint_training(tmp_path):

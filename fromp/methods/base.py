@@ -34,8 +34,9 @@ class Method(ABC):
     first_task_is_plain: bool = True
     # Whether the accuracy after each task says something, and with it what is gained and lost between tasks.
     trains_every_task: bool = True
-    # Whether it has to be there while a plain first task is trained, rather than take its weights from another run.
-    watches_first_task: ClassVar[bool] = False
+    # What it writes down at each step, by how its names in `state` begin: a plain first task that another run has
+    # trained can be taken from it only with these.
+    records: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood

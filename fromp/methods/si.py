@@ -21,7 +21,7 @@ class SI(Method):
     clipping; the step is what the optimiser made of it.
     """
 
-    watches_first_task = True
+    records = ("path.",)
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, strength: float, damping: float) -> None:
         super().__init__(model, likelihood)
