@@ -26,7 +26,7 @@ def forward_transfer(accuracy: Matrix, separate: Sequence[float]) -> float | Non
 
 
 def forgetting(accuracy: Matrix) -> float | None:
-    """The mean over past tasks of the best accuracy ever reached minus the last; None for a single task."""
+    """The mean over past tasks of the best accuracy before the last task minus that after it; None for one task."""
     last = len(accuracy) - 1
     if not last:
         return None

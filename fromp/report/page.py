@@ -247,7 +247,7 @@ def _charts(one: Experiment, several: bool) -> str:
     if len(matrices[0]) > 1:
         charts.append(_chart("Accuracy over time", figures.accuracy_over_time(matrices), bands, one))
         if not several:
-            lost = f"Best accuracy a task ever had, minus its last. {bars}"
+            lost = f"Best accuracy of a task before the last one was learned, minus its accuracy after. {bars}"
             charts.append(_chart("Forgetting", figures.forgetting(matrices), lost, one))
     if not several:
         charts += _cost(one, bars)
