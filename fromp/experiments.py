@@ -247,10 +247,10 @@ _FRCL: dict[str, dict[str, Any]] = {
 _CLIPPED = {name: {"clip": 100.0} for name in ("split-cifar", "split-cifar-11")}  # so that all share their first task
 _VCL_SPLIT = {"batch_size": 256, "lr": 3e-3, "schedule": "linear-decay", "coreset_epochs": 600}
 _VCL: dict[str, dict[str, Any]] = {
-    "": {"clip": None, "prior_precision": 1.0, "initial_deviation": 0.05, "coreset_epochs": 100},
+    "": {"clip": None, "prior_precision": 1.0, "coreset_epochs": 100},
     "toy": {"epochs": 200, "batch_size": 40, "lr": 1e-2, "schedule": "constant", "coreset_epochs": 200},
     "split-mnist": {**_VCL_SPLIT, "epochs": 30, "initial_deviation": 0.01},
-    "split-mnist-small": {**_VCL_SPLIT, "epochs": 60, "initial_deviation": 1e-3},
+    "split-mnist-small": {**_VCL_SPLIT, "epochs": 60},
     "permuted-mnist": {"epochs": 100, "batch_size": 1024, "lr": 1e-2, "coreset_epochs": 200},
 }
 # Chosen on held-out training data (docs/results.md).
