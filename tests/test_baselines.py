@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from fromp import FROMP, Categorical, Gaussian
+from fromp.curvature import ggn_diagonal
 from fromp.errors import FrompError
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, settings_for
@@ -165,6 +166,7 @@ def test_si_follows_a_layer_that_is_frozen_for_a_while():
     model = network(outputs=2)
     model[0].requires_grad_(False)
     method = SI(model, Categorical(), strength=5.0, damping=1e-3)
+    of_layer = []
     for task, frozen in enumerate([True, False, True]):
         model[0].requires_grad_(not frozen)
         for _ in Fit(
@@ -172,8 +174,29 @@ def test_si_follows_a_layer_that_is_frozen_for_a_while():
         ).steps():
             pass
         method.end_task(data(task))
-        assert math.isfinite(method.penalty().item())
+        of_layer.append(method.importance.get("0.weight", torch.zeros(1)).sum().item())
+    assert of_layer[0] == 0
+    assert of_layer[1] == of_layer[2] > 0
     assert method.importance.keys() == dict(model.named_parameters()).keys()
+    before = {name: w.detach().clone() for name, w in model.named_parameters()}
+    move(model, 0.3)
+    moved = {name: (w - before[name]).square() for name, w in model.named_parameters()}
+    expected = 5.0 * sum((method.importance[name] * square).sum() for name, square in moved.items())
+    assert math.isclose(method.penalty().item(), expected.item(), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ewc", "dlp"])
+def test_a_task_holds_a_weight_that_was_frozen_in_it(name):
+    """It has a Fisher information there like any other, and may be trained again later."""
+    model = network(outputs=2)
+    method = METHODS[name].build(model, Categorical(), strength=1.0)
+    method.end_task(data(0))
+    model[0].requires_grad_(False)
+    method.end_task(data(1))
+    names = tuple(dict(model.named_parameters()))
+    tasks = [ggn_diagonal(model, names, TensorExamples(*data(place)), Categorical()) for place in range(2)]
+    for name in names:
+        torch.testing.assert_close(method.fisher[name], sum(task[name] for task in tasks) / len(data(0)[1]))
 
 
 @pytest.mark.parametrize("sizes", [(5, 3), (7, 1)])
@@ -521,9 +544,32 @@ def test_vcl_must_be_told_of_a_task():
     assert method.penalty().item() == 0
     with pytest.raises(FrompError, match="call begin_task before training"):
         method.loss([(*data(0), HEADS[0])])
+    method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
+    method.loss([(*data(0), HEADS[0])])
+    method.end_task(data(0), HEADS[0])
+    with pytest.raises(FrompError, match="call begin_task before training"):  # of the second task too
+        method.loss([(*data(1), HEADS[1])])
     withheld = VCL(network(), Categorical(), 4.0, 1e-2, 0, RandomCoreset(Categorical(), 4, seed=0))
     with pytest.raises(FrompError, match="no coreset has been withheld"):
         withheld.end_task(data(0), HEADS[0])
+
+
+def test_vcl_refuses_a_model_of_which_something_else_is_trained():
+    model = network()
+    method = VCL(model, Categorical(), 4.0, 1e-2, seed=0)
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(FrompError, match=r"'0\.weight' was frozen or unfrozen after VCL was made"):
+        method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_coreset_leaves_something_to_train_on(more):
+    size = len(data(0)[1]) + more
+    method = VCL(network(), Categorical(), 4.0, 1e-2, 0, RandomCoreset(Categorical(), size, seed=0))
+    with pytest.raises(FrompError, match=f"a coreset of {size} leaves nothing of the task's {size - more} examples"):
+        method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
 
 
 def test_vcl_can_start_each_task_where_the_last_one_ended():
@@ -635,13 +681,13 @@ def test_memorable_coresets_do_not_depend_on_the_random_state():
     chosen = []
     for state in (1, 2):
         torch.manual_seed(state)
-        chosen.append(coreset.choose(task.train, task.head, 0))
+        chosen.append(coreset.choose(task.train, task.head, 0)[0])
         assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(state)))
     assert torch.equal(*chosen)
 
 
 def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
-    base = replace(settings_for("toy", {}), epochs=1)
+    base = replace(settings_for("toy", {}), epochs=1, clip=1.0)
     stream, model = BENCHMARKS["toy"].make(base, 3)
     size = base.memory // 2
     coreset = (
@@ -650,14 +696,18 @@ def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
         .coreset
     )
     _, other = BENCHMARKS["toy"].make(base, 3)
-    fromp = FROMP(other, Categorical(), 2 * base.tau, size, base.prior_precision, base.jitter)
+    own = replace(base, tau=2 * base.tau)  # the clip is in its units
+    fromp = FROMP(other, Categorical(), own.tau, size, base.prior_precision, base.jitter)
     for place in range(2):
         task = stream.task(place)
-        again = coreset.choose(task.train, task.head, place)
-        chosen = coreset.choose(task.train, task.head, place)
+        again, _ = coreset.choose(task.train, task.head, place)
+        chosen, scores = coreset.choose(task.train, task.head, place)
         assert torch.equal(chosen, again)
         coreset.keep()
-        for _ in Fit(fromp, [(task.train, task.head)], base.optimisation(), 11 + place).steps():
+        fit = Fit(fromp, [(task.train, task.head)], own.optimisation(), 11 + place)
+        for _ in fit.steps():
             pass
+        assert fit.largest_norm > fit.settings.clip
         fromp.end_task(task.train, task.head)
         assert torch.equal(task.train.take(chosen)[0], fromp.memories[place].inputs)
+        assert torch.equal(scores, fromp.memories[place].scores)

@@ -270,8 +270,14 @@ def test_impossible_settings(option, value):
 
 
 def test_training_before_a_task_begins():
+    frcl, batch = method(network()), (randn(12, 3), torch.arange(12) % 2)
     with pytest.raises(FrompError, match="call begin_task"):
-        method(network()).loss([(randn(4, 3), torch.arange(4) % 2, None)])
+        frcl.loss([(*batch, None)])
+    frcl.begin_task(TensorExamples(*batch), None, [])
+    frcl.loss([(*batch, None)])
+    frcl.end_task(batch)
+    with pytest.raises(FrompError, match="call begin_task"):  # for the second task too
+        frcl.loss([(*batch, None)])
 
 
 def test_an_error_at_a_tasks_end_changes_nothing():

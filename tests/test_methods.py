@@ -61,7 +61,7 @@ def fit(method, task, steps=20):
 def test_costs_nothing_before_the_first_task(name):
     method = make(name, network())
     if not method.first_task_is_plain:
-        pytest.skip("it has a prior, or a path to follow, from the start")
+        pytest.skip("it has a prior from the start")
     penalty = method.penalty()
     assert penalty.shape == ()
     assert penalty.item() == 0
@@ -77,7 +77,17 @@ def test_finite_and_differentiable_after_each_task(name):
         penalty = method.penalty()
         assert torch.isfinite(penalty)
         assert penalty.item() >= 0
+        with torch.no_grad():
+            for w in method.model.parameters():
+                w.add_(0.1 * torch.randn(w.shape, generator=torch.Generator().manual_seed(task)).to(w))
+        parameters = method.parameters()
+        for parameter in parameters:
+            parameter.grad = None
+        penalty = method.penalty()  # away from where the task ended, where it may be zero with its gradient
         penalty.backward()
+        slopes = torch.cat([torch.zeros(1)] + [p.grad.flatten() for p in parameters if p.grad is not None])
+        assert torch.isfinite(slopes).all()
+        assert (penalty.item() > 0) == bool((slopes != 0).any())
 
 
 @pytest.mark.parametrize("name", METHODS)

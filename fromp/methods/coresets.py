@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -18,9 +19,11 @@ from fromp.model import Head
 class Coreset(ABC):
     """How a task's examples are divided into a coreset and the rest."""
 
+    size: int  # examples of each task
+
     @abstractmethod
-    def choose(self, examples: Examples, head: Head, task: int) -> Tensor:
-        """The indices of the examples to withhold; the same again for the same past."""
+    def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
+        """The indices of the examples to withhold and their scores; the same again for the same past."""
 
     def keep(self) -> None:
         """Called once the task that was last chosen from has ended."""
@@ -40,12 +43,13 @@ class RandomCoreset(Coreset):
     """`size` random examples of each task, as many of each class."""
 
     def __init__(self, likelihood: Likelihood, size: int, seed: int) -> None:
-        self._likelihood, self._size, self._seed = likelihood, size, seed
+        self.size, self._likelihood, self._seed = size, likelihood, seed
 
-    def choose(self, examples: Examples, head: Head, task: int) -> Tensor:
+    def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
         classes = torch.cat([self._likelihood.classes(y) for _, y in examples.batches(10_000)])
         scores = torch.rand(len(classes), generator=torch.Generator().manual_seed(self._seed + task))
-        return per_class(scores, classes, self._size)
+        chosen = per_class(scores, classes, self.size)
+        return chosen, scores[chosen]
 
 
 @final
@@ -56,12 +60,12 @@ class MemorableCoreset(Coreset):
     """
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, size: int, base: Any, seed: int) -> None:
-        self._base, self._size, self._seed = base, size, seed
-        tau = base.tau * base.memory / size  # as for fewer memorable points
-        self._fromp = FROMP(deepcopy(model), likelihood, tau, size, base.prior_precision, base.jitter, seed=seed)
+        base = replace(base, tau=base.tau * base.memory / size, memory=size)  # as for fewer memorable points
+        self.size, self._base, self._seed = size, base, seed
+        self._fromp = FROMP(deepcopy(model), likelihood, base.tau, size, base.prior_precision, base.jitter, seed=seed)
         self._kept = self._next = self._present()
 
-    def choose(self, examples: Examples, head: Head, task: int) -> Tensor:
+    def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
         from fromp.training import Fit  # which knows the methods, as this does
 
         fromp, (tensors, state) = self._fromp, self._kept
@@ -74,7 +78,8 @@ class MemorableCoreset(Coreset):
         scores, classes = assess(fromp.model, examples, fromp.likelihood, torch.Generator(), head, fromp.score)
         fromp.end_task(examples, head)
         self._next = self._present()
-        return per_class(scores, classes, self._size)
+        chosen = per_class(scores, classes, self.size)
+        return chosen, scores[chosen]
 
     def keep(self) -> None:
         self._kept = self._next

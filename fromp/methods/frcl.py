@@ -194,8 +194,8 @@ class FRCL(Method):
         return super().begin_task(examples, head, past)
 
     def data_loss(self, batch: Sequence[Part]) -> Tensor:
-        if self.task < 0:
-            raise FrompError("FRCL has no last layer yet; call begin_task before training on a task.")
+        if self.task < len(self.past):
+            raise FrompError("FRCL has no last layer for this task yet; call begin_task before training on it.")
         ((x, y, _),) = batch
         mean, variance = _marginals(self.features(x), self.mean, self.factor.tril())
         noise = torch.randn(mean.shape, generator=self._generator, dtype=mean.dtype).to(mean.device)

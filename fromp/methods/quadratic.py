@@ -35,7 +35,7 @@ class Quadratic(Method):
         return 0.5 * self.strength * (torch.stack(distances).sum() + self.constant)
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
-        examples, names = as_examples(data), trainable(self.model)
+        examples, names = as_examples(data), tuple(dict.fromkeys([*self.fisher, *trainable(self.model)]))
         total = ggn_diagonal(self.model, names, examples, self.likelihood, as_head(head))
         weights = dict(self.model.named_parameters())
         for name in names:

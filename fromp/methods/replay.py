@@ -26,11 +26,14 @@ class Rehearsal(Method):
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
         examples, head = as_examples(data), as_head(head)
-        scores, classes = assess(self.model, examples, self.likelihood, self._generator, head, random_score)
+        generator = torch.Generator()
+        generator.set_state(self._generator.get_state())
+        scores, classes = assess(self.model, examples, self.likelihood, generator, head, random_score)
         memory = remember(examples, scores, classes, self.memory_size, head)
         with evaluating(self.model), torch.no_grad():
             self.outputs.append(outputs(self.model, memory.inputs, head))
         self.memories.append(memory)
+        self._generator = generator
 
     def draw(self, size: int) -> list[tuple[Part, Tensor]]:
         """`size` examples of all the past, in one part a head, with the stored outputs of each part."""
@@ -75,7 +78,7 @@ class Replay(Rehearsal):
 
 @final
 class DERpp(Rehearsal):
-    """logit_strength mean |f - f_s|^2 + strength mean nll, each of a draw of its own (DER++, Buzzega et al. 2020)."""
+    """logit_strength mean (f - f_s)^2 + strength mean nll, each of a draw of its own (DER++, Buzzega et al. 2020)."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ class VCL(Method):
                 for name, w in weights.items()
             },
         )
-        self.num_examples = 0  # of the task at hand; none before the first has begun
+        self.num_examples = 0  # of the task at hand; none between tasks
         self._ended = 0  # tasks
         self._elsewhere: dict[str, Tensor] = {}  # 1 where a weight is of use to other heads only
         self._sampled: tuple[str, ...] | None = None  # the weights that are not applied once, by a linear map
@@ -90,6 +90,16 @@ class VCL(Method):
         return [*super().parameters(), *self.log_deviation.values()]
 
     def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+        if changed := set(trainable(self.model)) ^ set(self.log_deviation):
+            raise FrompError(
+                f"'{min(changed)}' was frozen or unfrozen after VCL was made, which has a deviation for each weight "
+                "that was to be trained then; make another VCL for the model as it is now."
+            )
+        if self.coreset is not None and self.coreset.size >= len(examples):
+            raise FrompError(
+                f"a coreset of {self.coreset.size} leaves nothing of the task's {len(examples)} examples to train on; "
+                "withhold fewer."
+            )
         x, _ = examples.take(torch.arange(min(len(examples), 256)))
         x = inputs.move(x, device_of(self.model))
         self._elsewhere = self._of_other_heads(x, head)
@@ -99,14 +109,12 @@ class VCL(Method):
         self.num_examples = len(examples)
         if self.coreset is None:
             return [(examples, head)]
-        held = self.coreset.choose(examples, head, len(self.memories))
+        held, scores = self.coreset.choose(examples, head, len(self.memories))
         left = torch.ones(len(examples), dtype=torch.bool)
         left[held] = False
         x, y = examples.take(held)
         x = inputs.transform(lambda part: part.clone(), x)
-        self._held = Memory(
-            inputs.move(x, device_of(self.model)), y.to(device_of(self.model)), torch.zeros(len(y)), head
-        )
+        self._held = Memory(inputs.move(x, device_of(self.model)), y.to(device_of(self.model)), scores, head)
         self.num_examples = int(left.sum())
         return [(SomeExamples(examples, left.nonzero().flatten()), head)]
 
@@ -135,7 +143,7 @@ class VCL(Method):
         if self._elsewhere:
             posterior.take(self.prior, self._elsewhere)
         self.prior, self._elsewhere = posterior, {}
-        self._ended += 1
+        self._ended, self.num_examples = self._ended + 1, 0
         if self.coreset is not None and self._held is not None:
             self.coreset.keep()
             self.memories.append(self._held)
