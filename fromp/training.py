@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp.examples import Examples
-from fromp.methods.base import Loss, Method, Part, Training
+from fromp.methods.base import Loss, Method, Part, Training, by_set
 from fromp.model import Head, evaluating
 
 SCHEDULES: dict[str, Callable[[float], float]] = {  # the share of a task that is done -> a factor on lr
@@ -135,16 +135,8 @@ class Shuffled:
             yield self._parts(order[place * self._batch_size : (place + 1) * self._batch_size])
 
     def _parts(self, chosen: Tensor) -> list[Part]:
-        if len(self._training) == 1:
-            examples, head = self._training[0]
-            return [(*examples.take(chosen), head)]
-        parts, first = [], 0
-        for (examples, head), size in zip(self._training, self._sizes, strict=True):
-            own = chosen[(chosen >= first) & (chosen < first + size)] - first
-            if len(own):
-                parts.append((*examples.take(own), head))
-            first += size
-        return parts
+        found = zip(self._training, by_set(chosen, self._sizes), strict=True)
+        return [(*examples.take(own), head) for (examples, head), own in found if len(own)]
 
 
 def accuracy(method: Method, examples: Examples, head: Head, task: int, batch_size: int = 2000) -> float:

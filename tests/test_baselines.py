@@ -22,6 +22,7 @@ from fromp.methods.plain import Joint, Separate
 from fromp.methods.quadratic import DLP, EWC
 from fromp.methods.replay import DERpp, Replay
 from fromp.methods.si import SI
+from fromp.methods.usage import of_other_heads
 from fromp.methods.vcl import VCL, Gaussians, Local, kl
 from fromp.prior import IdentityKernel
 from fromp.reservoir import Sample
@@ -313,7 +314,7 @@ def test_der_holds_the_outputs_where_they_were_stored_and_replays_labels_of_anot
         method.end_task(data(task), HEADS[task])
         shift(method.model)  # the first head by 2 in all, the second by 3
     state = method._generator.get_state()
-    first, second = method.draw(64), method.draw(64)
+    first, second = (method.draw(64, method.outputs) for _ in range(2))
     method._generator.set_state(state)
     distances = sum(len(stored) * {HEADS[0]: 4.0, HEADS[1]: 9.0}[head] for (_, _, head), stored in first) / 64
     labelled = method.data_loss([part for part, _ in second]).item()
@@ -508,8 +509,7 @@ def test_vcl_knows_the_weights_of_other_heads(depth, sign):
     torch.manual_seed(0)
     layers = [layer for _ in range(depth) for layer in (nn.Linear(64, 64), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(64, 6))
-    method = VCL(model, Categorical(), 4.0, 1e-2, seed=0)
-    elsewhere = method._of_other_heads(sign * torch.rand(20, 64), HEADS[1])
+    elsewhere = of_other_heads(model, sign * torch.rand(20, 64), HEADS[1])
     for last in (elsewhere[f"{2 * depth}.weight"], elsewhere[f"{2 * depth}.bias"]):
         assert not last[2:4].any()
         assert last[:2].all()
@@ -530,13 +530,12 @@ def test_vcl_knows_the_weights_of_other_heads_behind_a_norm():
     """Which silences units at weights of any sign, if the inputs are nearly alike."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 6))
-    method = VCL(model, Categorical(), 4.0, 1e-2, seed=0)
-    elsewhere = method._of_other_heads(0.5 + 0.01 * torch.randn(100, 10), HEADS[1])
+    elsewhere = of_other_heads(model, 0.5 + 0.01 * torch.randn(100, 10), HEADS[1])
     assert elsewhere["3.weight"][:2].all()
     assert elsewhere["3.weight"][4:].all()
     assert not elsewhere["3.weight"][2:4].any()
     with pytest.raises(FrompError, match="head index 6 is outside the model's 6 outputs"):
-        method.begin_task(TensorExamples(torch.randn(9, 10), torch.arange(9) % 2), (6, 7), [])
+        of_other_heads(model, torch.randn(9, 10), (6, 7))
 
 
 def test_vcl_must_be_told_of_a_task():

@@ -98,6 +98,15 @@ def outputs_of_parts(model: nn.Module, batch: Sequence[Part]) -> list[Tensor]:
     return [of_head(f, head) for f, (_, _, head) in zip(every, batch, strict=True)]
 
 
+def by_set(chosen: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Indices into several sets laid end to end, as indices into each of them."""
+    parts, first = [], 0
+    for size in sizes:
+        parts.append(chosen[(chosen >= first) & (chosen < first + size)] - first)
+        first += size
+    return parts
+
+
 def under(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
     """The tensors whose name begins with `mark`, by the rest of it."""
     return {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}

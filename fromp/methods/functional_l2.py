@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from fromp.likelihoods import Likelihood
-from fromp.methods.replay import Rehearsal
+from fromp.methods.replay import WithOutputs
 from fromp.model import evaluating, outputs
 
 
 @final
-class FunctionalL2(Rehearsal):
+class FunctionalL2(WithOutputs):
     """strength sum_s |f_(t,s) - f_(t-1,s)|^2, Eq. (1) divided by N, on a random working memory (Benjamin et al. 2018).
 
     f are the outputs themselves, not the means that they stand for. They are held where they were at the last task's
@@ -35,5 +35,4 @@ class FunctionalL2(Rehearsal):
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
         super().end_task(data, head)
-        with evaluating(self.model), torch.no_grad():
-            self.outputs = [outputs(self.model, memory.inputs, memory.head) for memory in self.memories]
+        self.outputs = self.outputs_at(self.memories)

@@ -11,17 +11,16 @@ from fromp.examples import as_examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, pack, random_score, remember, unpack
-from fromp.methods.base import Method, Part, outputs_of_parts, under
+from fromp.methods.base import Method, Part, by_set, outputs_of_parts, under
 from fromp.model import Head, as_head, evaluating, outputs
 
 
 class Rehearsal(Method):
-    """Keeps random examples of each task, as many of each class, with the outputs the model gave them then."""
+    """Keeps random examples of each task, as many of each class."""
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, memory: int, seed: int) -> None:
         super().__init__(model, likelihood)
         self.memory_size = memory
-        self.outputs: list[Tensor] = []
         self._generator = torch.Generator().manual_seed(seed)
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
@@ -29,34 +28,54 @@ class Rehearsal(Method):
         generator = torch.Generator()
         generator.set_state(self._generator.get_state())
         scores, classes = assess(self.model, examples, self.likelihood, generator, head, random_score)
-        memory = remember(examples, scores, classes, self.memory_size, head)
-        with evaluating(self.model), torch.no_grad():
-            self.outputs.append(outputs(self.model, memory.inputs, head))
-        self.memories.append(memory)
+        self.memories.append(remember(examples, scores, classes, self.memory_size, head))
         self._generator = generator
 
-    def draw(self, size: int) -> list[tuple[Part, Tensor]]:
-        """`size` examples of all the past, in one part a head, with the stored outputs of each part."""
+    def draw(self, size: int, beside: Sequence[Tensor]) -> list[tuple[Part, Tensor]]:
+        """`size` examples of all the past, in one part a head, with what stands beside each: a tensor a memory."""
         sizes = [len(memory) for memory in self.memories]
         chosen = torch.randint(sum(sizes), (size,), generator=self._generator)
         by_head: dict[Head, list[tuple[Inputs, Tensor, Tensor]]] = {}
-        for memory, f, own in zip(self.memories, self.outputs, _by_set(chosen, sizes), strict=True):
+        for memory, f, own in zip(self.memories, beside, by_set(chosen, sizes), strict=True):
             if len(own):
                 own = own.to(f.device)
                 x, y = inputs.take(memory.inputs, own), memory.labels[own]
                 by_head.setdefault(memory.head, []).append((x, y, f[own]))
         return [_joined(head, pieces) for head, pieces in by_head.items()]
 
+    def labelled(self, size: int) -> Tensor:
+        """The mean nll of `size` examples of all the past."""
+        return self.data_loss([part for part, _ in self.draw(size, [memory.labels for memory in self.memories])])
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, memories = pack(self.memories)
-        tensors |= {f"outputs.{s}": f for s, f in enumerate(self.outputs)}
         return {**tensors, "generator": self._generator.get_state()}, {"memories": memories}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.memories: list[Memory] = unpack(tensors, state["memories"])
+        self._generator.set_state(tensors["generator"])
+
+
+class WithOutputs(Rehearsal):
+    """Keeps the outputs of the model at its examples too."""
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, memory: int, seed: int) -> None:
+        super().__init__(model, likelihood, memory, seed)
+        self.outputs: list[Tensor] = []  # of each memory
+
+    def outputs_at(self, memories: Sequence[Memory]) -> list[Tensor]:
+        """The present outputs at some memories."""
+        with evaluating(self.model), torch.no_grad():
+            return [outputs(self.model, memory.inputs, memory.head) for memory in memories]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, state = super().state()
+        return tensors | {f"outputs.{s}": f for s, f in enumerate(self.outputs)}, state
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        super().restore(tensors, state)
         found = under(tensors, "outputs.")
         self.outputs = [found[str(s)] for s in range(len(found))]
-        self._generator.set_state(tensors["generator"])
 
 
 @final
@@ -73,11 +92,11 @@ class Replay(Rehearsal):
         if not self.memories:
             return super().penalty()
         with evaluating(self.model):
-            return self.strength * self.data_loss([part for part, _ in self.draw(self.batch_size)])
+            return self.strength * self.labelled(self.batch_size)
 
 
 @final
-class DERpp(Rehearsal):
+class DERpp(WithOutputs):
     """logit_strength mean (f - f_s)^2 + strength mean nll, each of a draw of its own (DER++, Buzzega et al. 2020)."""
 
     def __init__(
@@ -97,22 +116,17 @@ class DERpp(Rehearsal):
         if not self.memories:
             return super().penalty()
         with evaluating(self.model):
-            parts, stored = zip(*self.draw(self.batch_size), strict=True)
+            parts, stored = zip(*self.draw(self.batch_size, self.outputs), strict=True)
             distances = [
                 (f - then).square().mean() * (len(then) / self.batch_size)
                 for f, then in zip(outputs_of_parts(self.model, parts), stored, strict=True)
             ]
-            labelled = self.data_loss([part for part, _ in self.draw(self.batch_size)])
+            labelled = self.labelled(self.batch_size)
         return self.logit_strength * torch.stack(distances).sum() + self.strength * labelled
 
-
-def _by_set(chosen: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Indices into several sets laid end to end, as indices into each of them."""
-    parts, first = [], 0
-    for size in sizes:
-        parts.append(chosen[(chosen >= first) & (chosen < first + size)] - first)
-        first += size
-    return parts
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        super().end_task(data, head)
+        self.outputs += self.outputs_at(self.memories[-1:])
 
 
 def _joined(head: Head, pieces: Sequence[tuple[Inputs, Tensor, Tensor]]) -> tuple[Part, Tensor]:

@@ -13,13 +13,12 @@ from fromp import inputs
 from fromp.errors import FrompError
 from fromp.examples import Examples, SomeExamples, as_examples
 from fromp.inputs import Inputs
-from fromp.layers import LinearCall
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, pack, unpack
 from fromp.methods.base import TEST_SAMPLES, Method, Part, Training, under
 from fromp.methods.coresets import Coreset
-from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, of_head, outputs, trainable
-from fromp.tape import Tape
+from fromp.methods.usage import not_linear, of_other_heads
+from fromp.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
 
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
 
@@ -102,8 +101,8 @@ class VCL(Method):
             )
         x, _ = examples.take(torch.arange(min(len(examples), 256)))
         x = inputs.move(x, device_of(self.model))
-        self._elsewhere = self._of_other_heads(x, head)
-        self._sampled = self._not_linear(x, head)
+        self._elsewhere = of_other_heads(self.model, x, head)
+        self._sampled = not_linear(self.model, x, head)
         if self.start != "posterior":
             self._posterior().take(self._beginning(), {name: 1 - mask for name, mask in self._elsewhere.items()})
         self.num_examples = len(examples)
@@ -138,7 +137,7 @@ class VCL(Method):
             raise FrompError("no coreset has been withheld from this task; call begin_task before training on it.")
         if self._sampled is None:  # it was never begun
             x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 256)))
-            self._sampled = self._not_linear(inputs.move(x, device_of(self.model)), as_head(head))
+            self._sampled = not_linear(self.model, inputs.move(x, device_of(self.model)), as_head(head))
         posterior = self._posterior().copies()
         if self._elsewhere:
             posterior.take(self.prior, self._elsewhere)
@@ -236,48 +235,6 @@ class VCL(Method):
                     optimizer.step()
         return q.copies()
 
-    def _of_other_heads(self, x: Inputs, head: Head) -> dict[str, Tensor]:
-        """1 for each weight that moves some output at x but none of this head's, else 0.
-
-        It is found at several weights, of which some are positive at positive inputs, so that it does not depend on
-        which units happen to be silent.
-        """
-        if head is None:
-            return {}
-        now = detached(self.model, trainable(self.model))
-        own, any_head = ({name: torch.zeros_like(w, dtype=torch.bool) for name, w in now.items()} for _ in range(2))
-        for weights, at in (self._probe(now, x, seed) for seed in range(16)):
-            leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-            with evaluating(self.model), torch.enable_grad():
-                f = outputs(self.model, at, None, leaves)
-            for moved, some in ((own, of_head(f, head)), (any_head, f)):
-                slopes = torch.autograd.grad(
-                    some.sum(), list(leaves.values()), retain_graph=True, materialize_grads=True
-                )
-                for name, slope in zip(leaves, slopes, strict=True):
-                    moved[name] |= slope.isfinite() & (slope != 0)
-        return {name: (any_head[name] & ~own[name]).to(w) for name, w in now.items()}
-
-    def _probe(self, weights: Weights, x: Inputs, seed: int) -> tuple[Weights, Inputs]:
-        """Weights and inputs to try: positive ones first, then of both signs, none of which grow with the depth."""
-        random = torch.Generator().manual_seed(seed)
-        drawn = {}
-        for name, w in weights.items():
-            values = torch.rand(w.shape, generator=random) if seed == 0 else torch.randn(w.shape, generator=random)
-            inputs_of_a_unit = w[0].numel() if w.ndim > 1 else 1
-            drawn[name] = (values / inputs_of_a_unit ** (1 if seed == 0 else 0.5)).to(w)
-        return drawn, inputs.transform(_positive, x) if seed == 0 else x
-
-    def _not_linear(self, x: Inputs, head: Head) -> tuple[str, ...]:
-        """The weights that are not applied exactly once to each example, by a linear map."""
-        weights = detached(self.model, trainable(self.model))
-        with evaluating(self.model):
-            tape = Tape(self.model, weights, inputs.take(x, slice(0, 2)), head)
-        once = {
-            name for call in tape.calls if isinstance(call, LinearCall) and call.a.ndim == 2 for name in call.names()
-        }
-        return tuple(name for name in weights if name not in once)
-
 
 class Gaussians:
     """Independent Gaussians over the weights, by name."""
@@ -347,7 +304,3 @@ class Local(TorchFunctionMode):
 
 def _draw(mean: Tensor, deviation: Tensor, noise: torch.Generator) -> Tensor:
     return mean + deviation * torch.randn(mean.shape, generator=noise, device=mean.device, dtype=mean.dtype)
-
-
-def _positive(part: Tensor) -> Tensor:
-    return part.abs() if part.is_floating_point() else part
