@@ -173,3 +173,24 @@ def test_a_restored_method_goes_on_as_if_nothing_had_happened(name, network):
     assert fit(other, 2) == first
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_state_is_brought_to_the_models_device(name):
+    """There is one device here, so it is asked whether every tensor but the random states has been sent to it."""
+    method = make(name, network())
+    fit(method, 0)
+    fit(method, 1)
+    tensors, state = method.state()
+    sent = set()
+
+    class Elsewhere(torch.Tensor):
+        def to(self, device):
+            sent.add(id(self))
+            return self.as_subclass(torch.Tensor)
+
+    marked = {name: t.clone().as_subclass(Elsewhere) for name, t in tensors.items()}
+    names = {id(t): name for name, t in marked.items()}
+    method.restore(marked, state)
+    left = {name for number, name in names.items() if number not in sent}
+    assert left <= {"generator"} | {name for name in tensors if name.startswith("coreset.")}  # when it chooses again

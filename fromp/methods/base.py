@@ -86,7 +86,12 @@ class Method(ABC):
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Return to a state that `state` gave."""
+        """Return to a state that `state` gave; its tensors may be on another device: see `here`."""
+
+    def here(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a state on the model's device; one named "generator" is a random state, which has none."""
+        device = device_of(self.model)
+        return {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
 
 
 def outputs_of_parts(model: nn.Module, batch: Sequence[Part]) -> list[Tensor]:

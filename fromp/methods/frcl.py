@@ -273,8 +273,7 @@ class FRCL(Method):
         return tensors, {"memories": memories, "task": self.task, "num_examples": self.num_examples}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        device = device_of(self.model)
-        tensors = {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
+        tensors = self.here(tensors)
         self.memories = unpack(tensors, state["memories"])
         self.past = [Inducing(**under(tensors, f"past.{s}.")) for s in range(len(self.memories))]
         self.task, self.num_examples = state["task"], state["num_examples"]

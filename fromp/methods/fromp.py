@@ -246,8 +246,7 @@ class FROMP(Method):
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Return to a state that `state` gave, if the model is still the one it was taken from."""
         self._check_model(state["weights"])
-        device = device_of(self.model)
-        tensors = {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
+        tensors = self.here(tensors)
         anchors = []
         for s, memory in enumerate(unpack(tensors, state["memories"])):
             kernel = under(tensors, f"prior.{s}.kernel.")

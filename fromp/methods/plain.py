@@ -56,7 +56,7 @@ class Joint(Method):
         return {f"fresh.{name}": value for name, value in self._fresh.items()}, {}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self._fresh = under(tensors, "fresh.")
+        self._fresh = under(self.here(tensors), "fresh.")
 
 
 @final
@@ -85,6 +85,7 @@ class Separate(Method):
         return tensors, {"tasks": len(self._networks)}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        tensors = self.here(tensors)
         self._fresh = under(tensors, "fresh.")
         self._networks = [under(tensors, f"{task}.") for task in range(state["tasks"])]
 

@@ -35,9 +35,10 @@ class Quadratic(Method):
         return 0.5 * self.strength * (torch.stack(distances).sum() + self.constant)
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
-        examples, names = as_examples(data), tuple(dict.fromkeys([*self.fisher, *trainable(self.model)]))
+        examples, weights = as_examples(data), dict(self.model.named_parameters())
+        held = {*self.fisher, *trainable(self.model)}
+        names = tuple(name for name in weights if name in held)  # in the model's order, which a checkpoint may not have
         total = ggn_diagonal(self.model, names, examples, self.likelihood, as_head(head))
-        weights = dict(self.model.named_parameters())
         for name in names:
             self._add(name, total[name] / (len(examples) * examples.weight), weights[name].detach().clone())
 
@@ -51,6 +52,7 @@ class Quadratic(Method):
         return {**tensors, "constant": self.constant}, {}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        tensors = self.here(tensors)
         self.fisher, self.centre = under(tensors, "fisher."), under(tensors, "centre.")
         self.constant = tensors["constant"]
 

@@ -52,7 +52,7 @@ class Rehearsal(Method):
         return {**tensors, "generator": self._generator.get_state()}, {"memories": memories}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.memories: list[Memory] = unpack(tensors, state["memories"])
+        self.memories: list[Memory] = unpack(self.here(tensors), state["memories"])
         self._generator.set_state(tensors["generator"])
 
 
@@ -74,7 +74,7 @@ class WithOutputs(Rehearsal):
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         super().restore(tensors, state)
-        found = under(tensors, "outputs.")
+        found = under(self.here(tensors), "outputs.")
         self.outputs = [found[str(s)] for s in range(len(found))]
 
 

@@ -72,7 +72,7 @@ class SI(Method):
         return {f"{kind}.{name}": value for kind, of in kept.items() for name, value in of.items()}, {}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        tensors = {name: value.clone() for name, value in tensors.items()}  # the path is added to in place
+        tensors = {name: value.clone() for name, value in self.here(tensors).items()}  # the path is added to in place
         self.importance, self.path, self.start = (
             under(tensors, f"{kind}.") for kind in ("importance", "path", "start")
         )

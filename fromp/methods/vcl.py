@@ -159,7 +159,7 @@ class VCL(Method):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, memories = pack(self.memories)
         tensors |= {f"log_deviation.{name}": value.detach() for name, value in self.log_deviation.items()}
-        tensors |= self.prior.tensors("prior") | self._start.tensors("start") | {"noise": self._noise.get_state()}
+        tensors |= self.prior.tensors("prior") | self._start.tensors("start") | {"generator": self._noise.get_state()}
         for place, q in enumerate(self._refined.values()):
             tensors |= q.tensors(f"refined.{place}")
         state: dict[str, Any] = {
@@ -172,6 +172,9 @@ class VCL(Method):
         return tensors, state
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        if self.coreset is not None:
+            self.coreset.restore(under(tensors, "coreset."), state["coreset"])
+        tensors = self.here({name: t for name, t in tensors.items() if not name.startswith("coreset.")})
         with torch.no_grad():
             for name, value in under(tensors, "log_deviation.").items():
                 self.log_deviation[name].copy_(value)
@@ -180,11 +183,9 @@ class VCL(Method):
         self._refined = {
             as_head(head): Gaussians.of(tensors, f"refined.{place}") for place, head in enumerate(state["refined"])
         }
-        self._noise.set_state(tensors["noise"])
+        self._noise.set_state(tensors["generator"])
         self._ended, self.num_examples = state["ended"], state["num_examples"]
         self._sampled = None if state["sampled"] is None else tuple(state["sampled"])
-        if self.coreset is not None:
-            self.coreset.restore(under(tensors, "coreset."), state["coreset"])
 
     def _posterior(self) -> "Gaussians":
         return Gaussians(
