@@ -258,7 +258,7 @@ _TUNED: dict[str, dict[str, dict[str, Any]]] = {
     "ewc": {
         "toy": {"strength": 10.0},
         "split-mnist": {"lr": 1e-3, "strength": 1e4},
-        "permuted-mnist": {"strength": 30.0},
+        "permuted-mnist": {"lr": 3e-3, "strength": 10.0},
     },
     "dlp": {
         "toy": {"strength": 10.0},
