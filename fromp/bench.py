@@ -26,6 +26,7 @@ from fromp.data.images import Images
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, Benchmark, settings_for
 from fromp.likelihoods import Categorical
+from fromp.machine import environment, keep_memory
 from fromp.memory import Memory, assess, memorability
 from fromp.methods import METHODS
 from fromp.methods.base import Method, Part
@@ -33,7 +34,7 @@ from fromp.methods.fromp import PASS_BYTES
 from fromp.model import detached, evaluating, trainable
 from fromp.networks import cifar_cnn, initialise, mlp
 from fromp.prior import Anchor, FullKernel, FunctionalPrior
-from fromp.runs import Plan, Run, build_method, environment
+from fromp.runs import Plan, Run, build_method
 from fromp.tape import activation_bytes
 from fromp.tasks import Permuted
 
@@ -85,6 +86,7 @@ PAST_TASKS = {"mlp": (1, 3, 5, 9, 20), "cnn": (1, 2, 3, 4, 5)}
 
 def main(out: Path, quick: bool = False) -> dict[str, Any]:
     """Measure everything, print it as a table, and write out/bench.json."""
+    keep_memory()
     report: dict[str, Any] = {"environment": environment(), "steps": [], "curvature": [], "memory": []}
     for name in SETTINGS:
         torch.set_num_threads(THREADS[name])

@@ -8,7 +8,8 @@ from filelock import FileLock
 
 from fromp import folder, metrics
 from fromp.errors import CheckpointError
-from fromp.runs import Plan, environment
+from fromp.machine import environment
+from fromp.runs import Plan
 
 SUMMARISED = ("average_accuracy", "backward_transfer", "forward_transfer", "forgetting", "seconds")
 

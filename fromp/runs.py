@@ -4,8 +4,6 @@ import hashlib
 import inspect
 import json
 import math
-import os
-import platform
 import resource
 import signal
 import time
@@ -19,17 +17,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-import fromp
 from fromp import folder, metrics
 from fromp.detection import DETECTORS
 from fromp.errors import CheckpointError
 from fromp.examples import Examples
 from fromp.experiments import Benchmark, Settings, as_json, settings_for
 from fromp.likelihoods import Categorical
+from fromp.machine import sized_for
 from fromp.methods import METHODS
 from fromp.methods.base import Loss, Method, under
 from fromp.model import Head
-from fromp.networks import num_weights
 from fromp.taskfree import TaskFree, Unannounced
 from fromp.tasks import Stream
 from fromp.training import Fit, Optimisation, accuracy, hash_seed
@@ -115,7 +112,7 @@ class Run:
 
     def learn(self, watch: Watch, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> dict[str, Any]:
         """Learn what is left of the stream, and return the run as it stands in results.json."""
-        with torch.random.fork_rng(devices=[]), threads(self.model), interruptions() as asked:
+        with torch.random.fork_rng(devices=[]), sized_for(self.model), interruptions() as asked:
             torch.manual_seed(hash_seed(self.seed, 1))
             saved = self._load()
             while self.task < len(self.stream):
@@ -358,29 +355,6 @@ def build_learner(plan: Plan, method: Method, seed: int) -> TaskFree | None:
     )
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, as far as they bear on the numbers."""
-    return {
-        "fromp": fromp.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
-
-
-@contextmanager
-def threads(model: nn.Module) -> Iterator[None]:
-    """One thread for a small network, all of them for a large one; as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if num_weights(model) < 500_000 else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @contextmanager
 def interruptions() -> Iterator[list[int]]:
     """SIGINT and SIGTERM noted in a list instead of acted on; a second one is obeyed at once."""
@@ -414,11 +388,3 @@ def _first_task_name(plan: Plan, seed: int) -> str:
 def _known(norm: float) -> float | None:
     """JSON has no infinity."""
     return norm if math.isfinite(norm) else None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

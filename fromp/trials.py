@@ -18,9 +18,9 @@ from fromp.errors import FrompError, install
 from fromp.examples import Batch
 from fromp.experiments import PAIRS, PERMUTED_MNIST, choose
 from fromp.likelihoods import Categorical
+from fromp.machine import environment, sized_for
 from fromp.methods.fromp import FROMP
 from fromp.networks import initialise, mlp
-from fromp.runs import environment, threads
 from fromp.taskfree import TaskFree
 from fromp.tasks import Permuted, Rotated, Split, Stream, output_a_class
 from fromp.training import accuracy, hash_seed
@@ -205,7 +205,7 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
     def bearable(_: Any) -> bool:
         return len(learner.boundaries) < MOST_ALARMS
 
-    with threads(model):
+    with sized_for(model):
         model.train()
         for part in itertools.takewhile(bearable, stream.parts(images, seed, share)):
             starts.append(seen)

@@ -11,11 +11,11 @@ from rich.table import Table as Listing
 from fromp import figures, folder
 from fromp.experiments import choose
 from fromp.jobs import Manner, learn_all
+from fromp.machine import environment
 from fromp.reproduction import EXHIBITS, Exhibit, Kept
 from fromp.reproduction.drawings import NotYet
 from fromp.reproduction.page import index
 from fromp.reproduction.tables import Table, duration
-from fromp.runs import environment
 
 RENDERED = "paper"  # the folder below that of all results
 
