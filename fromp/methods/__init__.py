@@ -1,4 +1,4 @@
-"""Every method by the name it has in the paper's tables. A new one is a file beside this one and a line here."""
+"""Every method by its name on the command line. A new one is a file beside this one and a line here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
