@@ -95,6 +95,7 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
         report["steps"] += step_costs(name, tasks, repetitions)
         report["curvature"].append(curvature_costs(name, 2 if quick else 5))
     report["profile"] = profile(1 if quick else 3)
+    report["kept_memory"] = kept_memory(1 if quick else 5)
     if not quick:
         report["split_cifar"] = split_cifar_cost(report["steps"], report["curvature"])
     torch.set_num_threads(1)
@@ -252,6 +253,27 @@ def profile(repetitions: int) -> dict[str, Any]:
     }
 
 
+def kept_memory(repetitions: int) -> dict[str, Any]:
+    """A plain step of the CNN in a process that gives freed memory back to the system, against one that keeps it."""
+    seconds: dict[str, list[float]] = {"given back": [], "kept": []}
+    for _ in range(repetitions):
+        for case, values in seconds.items():
+            values.append(_in_a_process(f"print_step({case == 'kept'})"))
+    median = {case: statistics.median(values) for case, values in seconds.items()}
+    return {"seconds": median, "ratio": median["given back"] / median["kept"]}
+
+
+def print_step(keep: bool) -> None:
+    """Print the seconds of a plain step of the CNN, after the first few."""
+    if keep:
+        keep_memory()
+    setting = SETTINGS["cnn"]()
+    batch = [(setting.images(setting.batch_size), setting.labels(setting.batch_size))]
+    for _ in range(4):
+        _plain_step(setting, batch)
+    print(interleaved({"step": lambda: _plain_step(setting, batch)}, 5)["step"])
+
+
 def engine_cost(repetitions: int) -> dict[str, Any]:
     """A whole `finetune` run, with its tests, checkpoints and results, against a loop written by hand."""
     generator = torch.Generator().manual_seed(0)
@@ -301,7 +323,12 @@ def interleaved(cases: dict[str, Callable[[], object]], repetitions: int) -> dic
 
 def peak_memory(name: str, case: str) -> float:
     """How many MB the process grows by in the named case, measured in a process of its own."""
-    command = [sys.executable, "-c", f"from fromp import bench; bench.print_growth({name!r}, {case!r})"]
+    return _in_a_process(f"print_growth({name!r}, {case!r})")
+
+
+def _in_a_process(call: str) -> float:
+    """The number that a function of this module prints, called in a process of its own."""
+    command = [sys.executable, "-c", f"from fromp import bench; bench.{call}"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -457,6 +484,12 @@ def table(report: dict[str, Any]) -> str:
             f"It is {found['gflop']:.0f} billion operations, {found['gflop_convolutions']:.0f} of them convolutions', "
             f"at {rate:.0f} billion a second. A product of two large matrices, the most that these cores can do, runs "
             f"at {limit:.0f}: the step takes {limit / rate:.1f} times what its arithmetic alone would.",
+        ]
+    if found := report.get("kept_memory"):
+        lines += [
+            "",
+            f"A plain step of the cnn takes {found['ratio']:.2f} x as long where what it frees is given back to the "
+            "system, and not kept as `fromp run` keeps it.",
         ]
     if found := report.get("split_cifar"):
         lines += [
