@@ -157,8 +157,7 @@ class Run:
             self._restore(fit, saved)
         plain = self.method.first_task_is_plain and self.learner is None
         shared = self._first_task if self.task == 0 and plain else None
-        if shared is not None and saved is None:
-            self._take_first_task(shared, fit)
+        taken = shared is not None and saved is None and self._take_first_task(shared, fit)
         start, last = time.monotonic() - self._elapsed, time.monotonic()
         for _ in fit.steps():
             if self.learner is not None:
@@ -175,7 +174,7 @@ class Run:
         self._save(fit)  # what follows can take minutes
         if asked:
             raise Interrupted(asked[0])
-        if shared is not None and not (shared / folder.MANIFEST).exists():
+        if shared is not None and not taken and not (shared / folder.MANIFEST).exists():
             tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
             tensors |= {f"{self.plan.method}.{name}": value for name, value in self._records().items()}
             told = {"seconds": self._elapsed, "largest_norm": _known(fit.largest_norm), "clip": settings.clip}
@@ -210,10 +209,10 @@ class Run:
             found["threshold_range"] = metrics.threshold_range(statistic, true, learner.FIRST)
         return found
 
-    def _take_first_task(self, shared: Path, fit: Fit) -> None:
+    def _take_first_task(self, shared: Path, fit: Fit) -> bool:
         """Start from another run's first task, if one has left it: fitted with the same settings, without a past.
 
-        The clip may be another one, if neither has come into play.
+        The clip may be another one, if neither has come into play. Whether there was one.
         """
         base, _ = shared.name.split("-")
         for path in [shared, *sorted(shared.parent.glob(f"{base}-*"))]:
@@ -234,7 +233,8 @@ class Run:
                     self.method.restore(of_method | recorded, state)
                 torch.set_rng_state(tensors["random"])
                 fit.step = fit.num_steps
-                return
+                return True
+        return False
 
     def _records(self) -> dict[str, Tensor]:
         """What the method has written down while the task was trained."""

@@ -199,6 +199,7 @@ def test_a_first_task_with_another_clip_is_shared_if_neither_came_into_play(tmp_
     run = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
     run.learn(lambda moment: steps.append(moment.finished))
     assert steps[0] == shared
+    assert len(list((tmp_path / "first").iterdir())) == (1 if shared else 2)  # what is taken is not left again
     alone = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "alone")
     alone.learn(lambda moment: None)
     for a, b in zip(alone.model.parameters(), run.model.parameters(), strict=True):
