@@ -62,10 +62,14 @@ class Categorical(Likelihood):
         return torch.diag_embed(p) - torch.einsum("bc,bd->bcd", p, p)
 
     def factor(self, f: Tensor) -> Tensor:
-        # With q = sqrt(p): (diag q - p q') (diag q - p q')' = diag p - p p', because q'q = 1.
+        # The Cholesky factor in closed form. Lambda has rank c - 1: its last column is zero, and left out.
         p = f.softmax(-1)
-        q = p.sqrt()
-        return torch.diag_embed(q) - torch.einsum("bc,bd->bcd", p, q)
+        tiny = torch.finfo(p.dtype).tiny
+        left = p.flip(-1).cumsum(-1).flip(-1)  # (b, c): p_c + ... + p_last
+        rest = left[:, 1:]
+        diagonal = (p[:, :-1] / left[:, :-1].clamp_min(tiny) * rest).sqrt()  # (b, r)
+        below = (p.unsqueeze(-1) / rest.clamp_min(tiny).unsqueeze(-2)).tril(-1)  # (b, c, r)
+        return (torch.eye(*below.shape[1:], dtype=p.dtype, device=p.device) - below) * diagonal.unsqueeze(-2)
 
     def noise(self, f: Tensor) -> Tensor:
         p = f.softmax(-1)

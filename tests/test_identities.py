@@ -56,6 +56,25 @@ def test_the_factor_gives_lambda_back(name):
     torch.testing.assert_close(s @ s.mT, lik.hessian(f), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("f", [[0.0, -1.0], [0.0, -20.0, -30.0], [-10.0, 0.0, -40.0, -20.0]])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_factor_of_the_softmax_has_a_column_less_and_holds_where_the_model_is_certain(f, dtype):
+    f = torch.tensor([f, f[::-1]], dtype=dtype)
+    s, p = Categorical().factor(f), f.double().softmax(-1)
+    assert s.shape[-1] == f.shape[-1] - 1
+    off_diagonal = 1 - torch.eye(f.shape[-1], dtype=F64)
+    diagonal = p * (off_diagonal @ p[:, :, None])[:, :, 0]  # p (1 - p), without a difference of 1 and 1
+    exact = torch.diag_embed(diagonal) - p[:, :, None] * p[:, None, :] * off_diagonal
+    scale = (diagonal[:, :, None] * diagonal[:, None, :]).sqrt()
+    precision = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close((s @ s.mT).double() / scale, exact / scale, rtol=precision, atol=precision)
+
+
+def test_the_factor_of_the_softmax_is_zero_where_probabilities_underflow():
+    f = torch.tensor([[-300.0, 0.0, -500.0], [0.0, -300.0, -500.0], [-500.0, -300.0, 0.0]])
+    assert torch.equal(Categorical().factor(f), torch.zeros(3, 3, 2))
+
+
 @pytest.mark.parametrize("name", CANONICAL)
 def test_lambda_is_the_slope_of_the_mean_for_canonical_links(name):
     f, lik = outputs_for(name), CANONICAL[name]
