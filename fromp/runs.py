@@ -1,6 +1,5 @@
 """A run: one method learns one benchmark with one seed, and can be stopped and taken up again at any step."""
 
-import hashlib
 import inspect
 import json
 import math
@@ -9,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from fromp.detection import DETECTORS
 from fromp.errors import CheckpointError
 from fromp.examples import Examples
 from fromp.experiments import Benchmark, Settings, as_json, settings_for
+from fromp.first_task import FirstTask
 from fromp.likelihoods import Categorical
 from fromp.machine import sized_for
 from fromp.methods import METHODS
@@ -101,7 +101,9 @@ class Run:
 
     def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: Path | None = None) -> None:
         self.plan, self.seed, self.path = plan, seed, path
-        self._first_task = None if first_task is None else first_task / _first_task_name(plan, seed)
+        self._first_task = (
+            None if first_task is None else FirstTask(first_task, plan.benchmark, seed, plan.settings, plan.method)
+        )
         self.stream, self.model = benchmark.make(plan.settings, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
@@ -157,7 +159,8 @@ class Run:
             self._restore(fit, saved)
         plain = self.method.first_task_is_plain and self.learner is None
         shared = self._first_task if self.task == 0 and plain else None
-        taken = shared is not None and saved is None and self._take_first_task(shared, fit)
+        if shared is not None and saved is None:
+            self._elapsed = shared.take(self.method, fit) or 0.0
         start, last = time.monotonic() - self._elapsed, time.monotonic()
         for _ in fit.steps():
             if self.learner is not None:
@@ -174,12 +177,10 @@ class Run:
         self._save(fit)  # what follows can take minutes
         if asked:
             raise Interrupted(asked[0])
-        if shared is not None and not taken and not (shared / folder.MANIFEST).exists():
-            tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-            tensors |= {f"{self.plan.method}.{name}": value for name, value in self._records().items()}
-            told = {"seconds": self._elapsed, "largest_norm": _known(fit.largest_norm), "clip": settings.clip}
-            folder.write(shared, "first task", {**tensors, "random": torch.get_rng_state()}, told)
-        if self.learner is None:
+        if shared is not None:
+            shared.leave(self.method, fit, self._elapsed)
+            shared.end(self.method, task)
+        elif self.learner is None:
             self.method.end_task(task.train, task.head)
         else:
             self._ends.append(len(self._trace))
@@ -208,40 +209,6 @@ class Run:
             statistic = [values[learner.detector.names.index("Welch's t")] for values in self._trace]
             found["threshold_range"] = metrics.threshold_range(statistic, true, learner.FIRST)
         return found
-
-    def _take_first_task(self, shared: Path, fit: Fit) -> bool:
-        """Start from another run's first task, if one has left it: fitted with the same settings, without a past.
-
-        The clip may be another one, if neither has come into play. Whether there was one.
-        """
-        base, _ = shared.name.split("-")
-        for path in [shared, *sorted(shared.parent.glob(f"{base}-*"))]:
-            if not (path / folder.MANIFEST).exists():
-                continue
-            tensors, told = folder.read(path, "first task")
-            recorded, records = under(tensors, f"{self.plan.method}."), self._records()
-            if not recorded.keys() >= records.keys():
-                continue
-            mine, its, norm = (
-                math.inf if v is None else v for v in (fit.settings.clip, told["clip"], told["largest_norm"])
-            )
-            if mine == its or norm + 1e-6 < min(mine, its):  # as clip_grad_norm_ counts
-                self._elapsed, fit.largest_norm = told["seconds"], norm
-                self.model.load_state_dict(under(tensors, "model."))
-                if records:
-                    of_method, state = self.method.state()
-                    self.method.restore(of_method | recorded, state)
-                torch.set_rng_state(tensors["random"])
-                fit.step = fit.num_steps
-                return True
-        return False
-
-    def _records(self) -> dict[str, Tensor]:
-        """What the method has written down while the task was trained."""
-        begin = self.method.records
-        return (
-            {name: value for name, value in self.method.state()[0].items() if name.startswith(begin)} if begin else {}
-        )
 
     def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
         return Moment(
@@ -374,15 +341,6 @@ def interruptions() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _first_task_name(plan: Plan, seed: int) -> str:
-    """One name for all runs whose first task must come out the same, up to a mark for how it was clipped."""
-    settings, optimisation = plan.settings, plan.settings.optimisation()
-    network = [settings.hidden, settings.activation]
-    told = [plan.benchmark, seed, asdict(replace(optimisation, clip=None)), settings.validation, *network]
-    base, clip = (hashlib.sha256(json.dumps(of).encode()).hexdigest() for of in (told, optimisation.clip))
-    return f"{base[:16]}-{clip[:4]}"
 
 
 def _known(norm: float) -> float | None:

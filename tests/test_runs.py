@@ -16,9 +16,11 @@ from torch import nn
 
 from fromp import folder, metrics
 from fromp.cli import main
+from fromp.curvature import ggn_diagonal
 from fromp.data.images import Images
 from fromp.errors import CheckpointError
 from fromp.experiments import BENCHMARKS, Benchmark, settings_for
+from fromp.first_task import FirstTask
 from fromp.methods import METHODS
 from fromp.progress import boundaries_line
 from fromp.runs import Plan, Run
@@ -183,6 +185,37 @@ def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
     assert shared.rows == alone.rows
     for a, b in zip(alone.model.parameters(), shared.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("giver", "computed"), [("ewc", 1), ("finetune", 2)])  # of the two tasks of the taker
+def test_the_curvature_of_a_first_task_is_computed_once_and_changes_nothing(tmp_path, monkeypatch, giver, computed):
+    alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
+    alone.learn(lambda moment: None)
+    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
+    calls = []
+
+    def counting(*of):
+        calls.append(of)
+        return ggn_diagonal(*of)
+
+    monkeypatch.setattr("fromp.first_task.ggn_diagonal", counting)
+    monkeypatch.setattr("fromp.methods.base.ggn_diagonal", counting)
+    shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
+    shared.learn(lambda moment: None)
+    assert len(calls) == computed
+    assert all(torch.equal(value, alone.method.precision[name]) for name, value in shared.method.precision.items())
+
+
+def test_a_curvature_is_only_taken_at_the_weights_that_it_was_computed_at(tmp_path):
+    benchmark, first = BENCHMARKS["toy"], tmp_path / "first"
+    Run(plan("ewc"), benchmark, 0, tmp_path / "a", first).learn(lambda moment: None)
+    run = Run(plan("fromp"), benchmark, 0, tmp_path / "b")
+    left = FirstTask(first, "toy", 0, PLAN.settings, "fromp")
+    left.end(run.method, run.stream.task(0))  # the weights are those it began with
+    task = run.stream.task(0)
+    expected = ggn_diagonal(run.model, tuple(run.method.precision), task.train, run.method.likelihood, task.head)
+    for name, value in run.method.precision.items():
+        torch.testing.assert_close(value, expected[name] + PLAN.settings.prior_precision)
 
 
 def clipped(method, clip):

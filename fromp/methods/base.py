@@ -1,13 +1,14 @@
 """What a method of continual learning adds to plain training. The trainer knows nothing else of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fromp import inputs
+from fromp.curvature import ggn_diagonal
 from fromp.examples import Examples
 from fromp.inputs import Inputs
 from fromp.likelihoods import Likelihood
@@ -41,6 +42,7 @@ class Method(ABC):
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood
         self.memories: list[Memory] = []
+        self.curvature: Callable[..., dict[str, Tensor]] = ggn_diagonal  # or what knows it already
 
     def parameters(self) -> list[Tensor]:
         """What a step changes: the model's trainable weights, unless overridden."""

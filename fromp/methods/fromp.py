@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp import folder, gp, inputs
-from fromp.curvature import MEMORY_BUDGET, check_inputs, ggn_diagonal
+from fromp.curvature import MEMORY_BUDGET, check_inputs
 from fromp.errors import CheckpointError, FrompError
 from fromp.examples import as_examples
 from fromp.inputs import Inputs
@@ -131,7 +131,7 @@ class FROMP(Method):
             memories = [*(anchor.memory for anchor in self._anchors()), memory]
             self._check_model(_described(self.precision))
             names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
-            task = ggn_diagonal(self.model, names, examples, self.likelihood, head, self.memory_budget)
+            task = self.curvature(self.model, names, examples, self.likelihood, head, self.memory_budget)
             precision = {name: self._precision_of(name, task[name]) + task[name] for name in names}  # Eq. (9)
             prior = self._prior_at(memories, precision)
         except BaseException:

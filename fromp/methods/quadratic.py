@@ -7,7 +7,6 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from fromp.curvature import ggn_diagonal
 from fromp.examples import as_examples
 from fromp.likelihoods import Likelihood
 from fromp.methods.base import Method, under
@@ -38,7 +37,7 @@ class Quadratic(Method):
         examples, weights = as_examples(data), dict(self.model.named_parameters())
         held = {*self.fisher, *trainable(self.model)}
         names = tuple(name for name in weights if name in held)  # in the model's order, which a checkpoint may not have
-        total = ggn_diagonal(self.model, names, examples, self.likelihood, as_head(head))
+        total = self.curvature(self.model, names, examples, self.likelihood, as_head(head))
         for name in names:
             self._add(name, total[name] / (len(examples) * examples.weight), weights[name].detach().clone())
 
