@@ -173,6 +173,16 @@ def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
     assert (results.seed_folder(tmp_path / tiny.place, middle[0]) / "tasks" / "2").exists()
 
 
+def test_a_picture_is_drawn_of_the_seeds_that_are_done(tmp_path):
+    tiny = replace(TINY, pictures=1)
+    write(tmp_path, tiny, 1)
+    with pytest.raises(drawings.NotYet, match="snapshots"):
+        drawings.toy_tasks(Kept(tmp_path), [tiny])
+    write_snapshots(tmp_path, replace(tiny, seeds=1))
+    assert drawings.toy_tasks(Kept(tmp_path), [tiny]).axes
+    assert Kept(tmp_path).left(tiny) == [1]
+
+
 def test_other_settings_are_an_error_that_names_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(EXHIBITS, "tiny", Exhibit("tiny", "nowhere", tables.by_method, (TINY,)))
     write(tmp_path, TINY, 2, lr=0.5)

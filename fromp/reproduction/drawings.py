@@ -132,7 +132,7 @@ def _pictured(kept: Kept, runs: Runs) -> tuple[Experiment, int]:
     found = kept.experiment(runs)
     if found is None:
         raise NotYet(f"{runs.place} has not been run")
-    if kept.left(runs):
+    if kept.unpictured(runs):
         raise NotYet(f"the snapshots of {runs.place} are not kept with the results")
     return found, found.middle_seed
 

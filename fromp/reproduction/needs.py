@@ -120,8 +120,12 @@ class Kept:
         found = self.experiment(runs)
         done = {run["seed"] for run in found.finished} if found else set()
         missing = [seed for seed in range(runs.seeds) if seed not in done]
-        if missing or found is None:
-            return missing
+        return missing or self.unpictured(runs)
+
+    def unpictured(self, runs: Runs) -> list[int]:
+        """Of the seeds that pictures show, the middle ones of those done, the ones whose snapshots are not here."""
+        if (found := self.experiment(runs)) is None:
+            return []
         return [seed for seed in found.middle_seeds(runs.pictures) if not _has_snapshots(found, seed)]
 
     def jobs(self, needed: Sequence[Runs]) -> list[Job]:
