@@ -42,7 +42,7 @@ class Method(ABC):
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood
         self.memories: list[Memory] = []
-        self.curvature: Callable[..., dict[str, Tensor]] = ggn_diagonal  # or what knows it already
+        self.curvature: Callable[..., dict[str, Tensor]] = ggn_diagonal  # or a look-up, where it is known already
 
     def parameters(self) -> list[Tensor]:
         """What a step changes: the model's trainable weights, unless overridden."""
