@@ -63,8 +63,7 @@ class FirstTask:
             return
         tensors = {f"model.{name}": value for name, value in method.model.state_dict().items()}
         tensors |= {f"{self._method}.{name}": value for name, value in _records(method).items()}
-        norm = fit.largest_norm if math.isfinite(fit.largest_norm) else None  # JSON has no infinity
-        told = {"seconds": seconds, "largest_norm": norm, "clip": fit.settings.clip}
+        told = {"seconds": seconds, "largest_norm": fit.known_norm, "clip": fit.settings.clip}
         folder.write(self.path, "first task", {**tensors, "random": torch.get_rng_state()}, told)
 
     def end(self, method: Method, task: Task) -> None:

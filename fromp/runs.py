@@ -237,7 +237,7 @@ class Run:
         state: dict[str, Any] = {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
             "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "elapsed": self._elapsed,
-            "method": method_state, "largest_norm": None if fit is None else _known(fit.largest_norm),
+            "method": method_state, "largest_norm": None if fit is None else fit.known_norm,
         }  # fmt: skip
         if self.learner is not None:
             of_learner, state["learner"] = self.learner.state()
@@ -341,8 +341,3 @@ def interruptions() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _known(norm: float) -> float | None:
-    """JSON has no infinity."""
-    return norm if math.isfinite(norm) else None

@@ -70,6 +70,11 @@ class Fit:
         self.largest_norm = max(self.largest_norm, norm)
         return loss
 
+    @property
+    def known_norm(self) -> float | None:
+        """`largest_norm`, or None where nobody knows it: JSON has no infinity."""
+        return self.largest_norm if math.isfinite(self.largest_norm) else None
+
     def state(self) -> dict[str, Tensor]:
         """The optimiser's moments, by parameter."""
         return moments(self.optimizer)
