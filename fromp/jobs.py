@@ -4,7 +4,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -19,9 +19,9 @@ from rich.console import Console
 from fromp import results, tensorboard
 from fromp.errors import CheckpointError, FrompError, install
 from fromp.experiments import benchmark
-from fromp.progress import Watcher
+from fromp.progress import NowAndThen, Watcher
 from fromp.progress import console as plain_console
-from fromp.runs import CHECKPOINT_SECONDS, Interrupted, Moment, Plan, Run
+from fromp.runs import CHECKPOINT_SECONDS, Interrupted, Moment, Plan, Run, Watch
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def learn(plan: Plan, seeds: list[int], out: Path, manner: Manner, console: Cons
             already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
             what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
             console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
-        return _learn_each(partial(_learn_one, manner), [Job(plan, seed, out) for seed in left], manner)
+        return _learn_each(partial(_learn_and_show, manner), [Job(plan, seed, out) for seed in left], manner)
 
 
 def learn_all(jobs: Sequence[Job], manner: Manner) -> int:
@@ -140,36 +140,41 @@ def _on_one_core(one: Callable[[Job], int], job: Job) -> int:
     return one(job)
 
 
+def _learn_and_show(manner: Manner, job: Job) -> int:
+    """Learn a seed, with its progress and a line after each task."""
+    with Watcher(plain_console(), manner.quiet) as show:
+        return _learn_one(manner, job, show)
+
+
 def _learn_and_tell(manner: Manner, jobs: list[Job], job: Job) -> int:
-    """Learn a seed quietly, then say in a line how it went."""
-    code = _learn_one(replace(manner, quiet=True), job)
+    """Learn a seed among many: a line now and then, and at the end one that says how it went."""
+    console, place = plain_console(), f"{jobs.index(job) + 1}/{len(jobs)}"
+    code = _learn_one(manner, job, NowAndThen(console, place, manner.quiet))
     if code == 0 and not manner.quiet:
         run = json.loads((results.seed_folder(job.out, job.seed) / "run.json").read_text())
-        place = f"{jobs.index(job) + 1}/{len(jobs)}"
         how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
-        plain_console().print(f"  {place:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
+        console.print(f"  {place:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
     return code
 
 
-def _learn_one(manner: Manner, job: Job) -> int:
-    plan, seed, out, console = job.plan, job.seed, job.out, plain_console()
+def _learn_one(manner: Manner, job: Job, show: Watch) -> int:
+    plan, seed, out = job.plan, job.seed, job.out
     path = results.seed_folder(out, seed)
     run = Run(plan, benchmark(plan.benchmark), seed, path, manner.first_task)
     log = tensorboard.watcher(path / "tensorboard") if manner.tensorboard else None
-    with Watcher(console, manner.quiet) as show:
 
-        def watch(moment: Moment) -> None:
-            if moment.finished:
-                results.record(out, plan, run.result())
-            show(moment)
-            if log is not None:
-                log(moment)
+    def watch(moment: Moment) -> None:
+        if moment.finished:
+            results.record(out, plan, run.result())
+        show(moment)
+        if log is not None:
+            log(moment)
 
-        try:
-            results.record(out, plan, run.learn(watch, manner.checkpoint_seconds))
-        except Interrupted as stop:
-            console.print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
-            return 128 + stop.number
+    try:
+        results.record(out, plan, run.learn(watch, manner.checkpoint_seconds))
+    except Interrupted as stop:
+        plain_console().print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
+        return 128 + stop.number
     return 0
 
 

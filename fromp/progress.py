@@ -59,6 +59,19 @@ class Watcher:
                 self._console.print(f"  seed {moment.seed}  {_state(moment)}", highlight=False)
 
 
+class NowAndThen:
+    """Shows where one run of many stands, if it takes long: a plain line with its place among them."""
+
+    def __init__(self, console: Console, name: str, quiet: bool = False) -> None:
+        self._console, self._name, self._quiet = console, name, quiet
+        self._last = time.monotonic()
+
+    def __call__(self, moment: Moment) -> None:
+        if not (self._quiet or moment.finished) and time.monotonic() - self._last > EVERY_SECONDS:
+            self._last = time.monotonic()
+            self._console.print(f"  {self._name:>7}  {_state(moment)}", highlight=False)
+
+
 def results_table(title: str, rows: list[tuple[str, dict]]) -> Table:
     """A table of summaries: one row a name."""
     transfers = [name for name in ("backward_transfer", "forward_transfer") if any(name in row for _, row in rows)]

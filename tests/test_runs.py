@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import folder, metrics
+from fromp import folder, metrics, progress
 from fromp.cli import main
 from fromp.curvature import ggn_diagonal
 from fromp.data.images import Images
@@ -344,6 +345,20 @@ def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, c
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/seeds/*/run.json")}
     assert main(arguments) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}  # nothing is learned again
+
+
+def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatch):
+    arguments = ["tune", "toy", "--tasks", "2", "--epochs", "2", "--grid", "tau=0.1,10", "--out"]
+    monkeypatch.setattr(progress, "EVERY_SECONDS", math.inf)
+    assert main([*arguments, str(tmp_path / "short")]) == 0
+    assert "task ends in" not in capsys.readouterr().out
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    assert main([*arguments, str(tmp_path / "quiet"), "--quiet"]) == 0
+    assert "task ends in" not in capsys.readouterr().out
+    assert main([*arguments, str(tmp_path / "long")]) == 0
+    told = [line.split("  loss")[0].strip() for line in capsys.readouterr().out.splitlines() if "task ends in" in line]
+    assert told[0] == "1/2  task 1/2  epoch 1/2"
+    assert told[-1] == "2/2  task 2/2  epoch 2/2"
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
