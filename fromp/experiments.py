@@ -132,6 +132,10 @@ class Benchmark:
         return First(stream, settings.tasks), initialise(lambda: self.network(stream, settings), seed)
 
 
+PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+TENS = [list(range(first, first + 10)) for first in range(0, 100, 10)]
+
+
 def _mlp(stream: Stream, settings: Settings) -> nn.Module:
     num_inputs = 1
     for size in stream.input_shape:
@@ -149,8 +153,8 @@ def _split(name: str, groups: list[list[int]], heads: Heads = head_a_task) -> Ca
 
 def _split_cifar(num_tasks: int) -> Callable[[int], Stream]:
     """CIFAR-10 first, then CIFAR-100 ten classes at a time."""
-    tens = [list(range(k, k + 10)) for k in range(0, 10 * (num_tasks - 1), 10)]
-    return lambda seed: Chain([Split(data.load("cifar10"), [list(range(10))]), Split(data.load("cifar100"), tens)])
+    tens = TENS[: num_tasks - 1]
+    return lambda seed: Chain([Split(data.load("cifar10"), TENS[:1]), Split(data.load("cifar100"), tens)])
 
 
 def _permuted(name: str, num_tasks: int) -> Callable[[int], Stream]:
@@ -161,8 +165,6 @@ def _rotated(name: str, num_tasks: int) -> Callable[[int], Stream]:
     degrees = [180 * place / num_tasks for place in range(num_tasks)]
     return lambda seed: Rotated(data.load(name), degrees, 10)
 
-
-PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 TOY = Settings(
     tasks=5, epochs=50, batch_size=20, lr=3e-3, tau=0.1, memory=20, prior_precision=1e-4, jitter=1e-2,
@@ -234,6 +236,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "split-cifar-11": Benchmark(
         "CIFAR-10, then all of CIFAR-100", _split_cifar(11), _cnn, replace(SPLIT_CIFAR, tasks=11)
     ),
+    "split-cifar-100": Benchmark(
+        "CIFAR-100 in ten tens, a head each", _split("cifar100", TENS), _cnn, replace(SPLIT_CIFAR, tasks=10)
+    ),
 }
 
 
@@ -244,7 +249,8 @@ _FRCL: dict[str, dict[str, Any]] = {
     "split-mnist-small": {"lr": 3e-4},
     "permuted-mnist": {"lr": 3e-3},
 }
-_CLIPPED = {name: {"clip": 100.0} for name in ("split-cifar", "split-cifar-11")}  # so that all share their first task
+# As FROMP is, so that all share their first task.
+_CLIPPED = {name: {"clip": 100.0} for name in ("split-cifar", "split-cifar-11", "split-cifar-100")}
 _VCL_SPLIT = {"batch_size": 256, "lr": 3e-3, "schedule": "linear-decay", "coreset_epochs": 600}
 _VCL: dict[str, dict[str, Any]] = {
     "": {"clip": None, "prior_precision": 1.0, "coreset_epochs": 100},

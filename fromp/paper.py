@@ -121,6 +121,6 @@ BENCHMARK_TITLES = {
     "toy": "toy", "toy-less-data": "10x less data", "toy-more-data": "10x more data", "toy-sixth-task": "6th task",
     "toy-larger-deviation": "larger deviations", "toy-overlapping": "overlapping tasks", "split-mnist": "Split MNIST",
     "split-mnist-small": "Split MNIST, smaller network", "permuted-mnist": "Permuted MNIST",
-    "split-cifar": "Split CIFAR", "split-cifar-11": "Split CIFAR, 11 tasks", "split-digits": "Split digits",
-    "permuted-digits": "Permuted digits",
+    "split-cifar": "Split CIFAR", "split-cifar-11": "Split CIFAR, 11 tasks",
+    "split-cifar-100": "Split CIFAR-100", "split-digits": "Split digits", "permuted-digits": "Permuted digits",
 }  # fmt: skip

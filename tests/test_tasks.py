@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fromp import data
 from fromp.data.images import Images
 from fromp.experiments import BENCHMARKS, settings_for
 from fromp.tasks import (
@@ -65,6 +66,32 @@ def test_split_with_an_output_a_class_keeps_its_labels(images):
     assert stream.num_outputs == 6
     assert stream.task(1).head is None
     assert stream.task(1).train.y.unique().tolist() == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "first_classes"),
+    [
+        ("split-cifar", [0, *range(100, 150, 10)]),
+        ("split-cifar-11", [0, *range(100, 200, 10)]),
+        ("split-cifar-100", list(range(100, 200, 10))),
+    ],
+)
+def test_cifar_is_split_into_tens_of_consecutive_classes(monkeypatch, name, first_classes):
+    def load(dataset):
+        classes, lightest = {"cifar10": (10, 0), "cifar100": (100, 100)}[dataset]
+        y = torch.arange(2 * classes) % classes
+        x = (y + lightest).to(torch.uint8)[:, None, None, None].expand(-1, 3, 32, 32)  # the brightness tells the class
+        return Images(x, y, x, y, tuple(map(str, range(classes))))
+
+    monkeypatch.setattr(data, "load", load)
+    stream, model = BENCHMARKS[name].make(settings_for(name, {}), seed=0)
+    assert len(stream) == len(first_classes)
+    assert stream.num_outputs == model(stream.task(0).train.x).shape[1] == 10 * len(first_classes)
+    for place, (task, first) in enumerate(zip(stream, first_classes, strict=True)):
+        assert task.head == tuple(range(10 * place, 10 * place + 10))
+        for part in (task.train, task.test):
+            assert len(part) == 20
+            assert torch.equal((255 * part.x[:, 0, 0, 0]).round().long(), part.y + first)
 
 
 def test_permutations_are_the_same_for_training_and_test_and_differ_between_tasks(images):
