@@ -115,7 +115,7 @@ EXHIBITS: dict[str, Exhibit] = {
         ),
     ),
     "figure-toy-vcl": Exhibit(
-        "three runs of VCL on the toy", "Fig. 6", drawings.toy_seeds, (Runs("toy", "vcl-memorable", 5, pictures=3),)
+        "three runs of VCL-MP on the toy", "Fig. 6", drawings.toy_seeds, (Runs("toy", "vcl-memorable", 5, pictures=3),)
     ),
     "table-toy-variations": Exhibit(
         "variations of the toy", "Table 4", tables.by_benchmark,
