@@ -87,6 +87,9 @@ class Settings:
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "zero or positive, and finite")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "in [0, 1)")
+        _require(
+            self.joint_from <= self.tasks, "joint_from", self.joint_from, f"at most {self.tasks}, the number of tasks"
+        )
         _require(0 <= self.validation < 1, "validation", self.validation, "in [0, 1)")
         _require(self.clip is None or self.clip > 0, "clip", self.clip, "positive or none")
         _require(

@@ -23,7 +23,7 @@ from fromp.examples import Examples
 from fromp.experiments import Benchmark, Settings, as_json, settings_for
 from fromp.first_task import FirstTask
 from fromp.likelihoods import Categorical
-from fromp.machine import sized_for
+from fromp.machine import environment, sized_for
 from fromp.methods import METHODS
 from fromp.methods.base import Loss, Method, under
 from fromp.model import Head
@@ -76,6 +76,7 @@ class Moment:
     seed: int
     task: int
     num_tasks: int
+    past_steps: int  # of the tasks before
     step: int
     num_steps: int
     num_epochs: int
@@ -141,12 +142,13 @@ class Run:
             "task_steps": self.steps,
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "tasks": len(self.stream),
+            "environment": environment(),
         }
 
     def _learn_task(
         self, saved: dict[str, Any] | None, watch: Watch, checkpoint_seconds: float, asked: list[int]
     ) -> None:
-        task = self.stream.task(self.task)
+        task, begun = self.stream.task(self.task), time.monotonic()
         if saved is not None:
             self._restore(None, saved)
         training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
@@ -161,7 +163,7 @@ class Run:
         shared = self._first_task if self.task == 0 and plain else None
         if shared is not None and saved is None:
             self._elapsed = shared.take(self.method, fit) or 0.0
-        start, last = time.monotonic() - self._elapsed, time.monotonic()
+        start, last = begun - self._elapsed, time.monotonic()
         for _ in fit.steps():
             if self.learner is not None:
                 self._trace.append([*self.learner.detector.values])
@@ -212,8 +214,8 @@ class Run:
 
     def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
         return Moment(
-            self.seed, self.task, len(self.stream), fit.step, fit.num_steps, fit.settings.epochs, finished, seconds,
-            self.rows, fit.loss,
+            self.seed, self.task, len(self.stream), sum(self.steps), fit.step, fit.num_steps, fit.settings.epochs,
+            finished, seconds, self.rows, fit.loss,
         )  # fmt: skip
 
     def _snapshot(self) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fromp.data.images import Floats, Images, unit
+from fromp.errors import DataError
 from fromp.examples import TensorExamples
 from fromp.model import Head
 
@@ -265,6 +266,11 @@ class Validation(Stream):
         task = self._stream.task(place)
         order = torch.randperm(len(task.train), generator=torch.Generator().manual_seed(self._seed))
         held_out = round(self._share * len(order))
+        if not 0 < held_out < len(order):
+            raise DataError(
+                f"validation={self._share:g} holds out {held_out} of the {len(order)} examples of {task.name}; "
+                "use a share that leaves some to learn from and some to test on."
+            )
         test, train = (TensorExamples(*task.train.take(part)) for part in (order[:held_out], order[held_out:]))
         return replace(task, train=train, test=test)
 

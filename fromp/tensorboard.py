@@ -22,7 +22,7 @@ def watcher(path: Path) -> Watch:
                 writer.add_scalar(f"accuracy/task {task + 1}", value, moment.task)
             writer.flush()
         elif moment.step % EVERY_STEPS == 0:
-            step = moment.task * moment.num_steps + moment.step
+            step = moment.past_steps + moment.step
             writer.add_scalar("loss", float(moment.loss.data), step)
             writer.add_scalar("penalty", float(moment.loss.penalty), step)
 
