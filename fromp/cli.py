@@ -175,6 +175,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from fromp import report, results
+    from fromp.methods import METHODS
     from fromp.progress import console, results_table
 
     methods = list(dict.fromkeys(_names(options.methods)))
@@ -183,8 +184,8 @@ def _compare(options: argparse.Namespace) -> int:
     plans = {method: _plan(options, method) for method in methods}
     out = options.out or Path("runs") / f"{options.benchmark}-comparison"
     options.first_task = options.first_task or out / "first-task"
-    for method, plan in plans.items():
-        if code := _learn(plan, out / method, options):
+    for method in sorted(methods, key=lambda method: not METHODS[method].records):
+        if code := _learn(plans[method], out / method, options):
             return code
     if "separate" in methods:
         for method in methods:
@@ -279,9 +280,9 @@ def _finish(out: Path, seed: int, console: Any) -> None:
 def _reproduce(options: argparse.Namespace) -> int:
     from fromp.jobs import Manner
     from fromp.progress import console
-    from fromp.reproduction import EXHIBITS, command
+    from fromp.reproduction import EXHIBITS, command, root_of
 
-    root = options.out or Path("runs/quick" if options.quick else "results")
+    root = options.out or root_of(options.quick)
     name = options.name or ("all" if options.quick else None)
     if name is None or options.list:
         console().print(command.listing(root, options.quick))

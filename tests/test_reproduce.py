@@ -18,6 +18,7 @@ from fromp.errors import FrompError
 from fromp.experiments import BENCHMARKS, as_json
 from fromp.reproduction import EXHIBITS, Exhibit, Kept, Runs, Table, command, drawings, tables
 from fromp.reproduction.needs import ROUGHLY
+from fromp.runs import Run
 
 TINY = Runs("toy-less-data", "finetune", 2, {"epochs": 1, "tasks": 2}, "tiny")
 QUICK = [runs for exhibit in EXHIBITS.values() for runs in exhibit.runs(quick=True)]
@@ -113,7 +114,7 @@ def test_rendering_writes_every_format_and_one_page(root, tmp_path):
     assert "A quick version" in page
     assert "batch Adam" in page
     assert page.count('<svg class="chart"') == 1
-    assert "not rendered yet: <code>fromp reproduce figure-toy</code>" in page
+    assert f"not rendered yet: <code>fromp reproduce figure-toy --quick --out {out}</code>" in page
     assert not re.search(r"https?:", page)
 
 
@@ -169,8 +170,19 @@ def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
     write(tmp_path, tiny, 2)
     middle = Kept(tmp_path).left(tiny)
     assert len(middle) == 1
+    before, seen, snapshot = results.read(tmp_path / tiny.place)["runs"], [], Run._snapshot
+    monkeypatch.setattr(
+        Run, "_snapshot", lambda run: (seen.append(results.read(tmp_path / tiny.place)["runs"]), snapshot(run))
+    )
     assert cli.main(["reproduce", "tiny", "--out", str(tmp_path), "--quiet"]) == 0
     assert (results.seed_folder(tmp_path / tiny.place, middle[0]) / "tasks" / "2").exists()
+    assert seen == [before, before]  # nothing that is done is lost before all of it is learned again
+    assert results.read(tmp_path / tiny.place)["runs"] != before
+
+
+def test_what_others_share_their_first_task_with_comes_first(tmp_path):
+    jobs = Kept(tmp_path).jobs([Runs("toy", method) for method in ("fromp", "ewc", "si")])
+    assert [job.plan.method for job in jobs] == [method for method in ("si", "fromp", "ewc") for seed in range(5)]
 
 
 def test_a_picture_is_drawn_of_the_seeds_that_are_done(tmp_path):

@@ -93,6 +93,11 @@ class Entry:
     told: bool = False  # whether a test has to say which task it is of, also where there is one head
     drawn: bool = False  # whether the points it keeps are random ones, whose scores tell nothing
 
+    @property
+    def records(self) -> tuple[str, ...]:
+        """What it writes down while it learns: a first task that others share has it only if this method learned it."""
+        return getattr(self.build, "records", ())
+
 
 _OURS = "Pan et al. 2020"
 

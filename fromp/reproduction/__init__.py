@@ -1,7 +1,9 @@
 """Every table and figure of the paper and its appendix: what it needs, where it is kept, how it is rendered."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from matplotlib.figure import Figure
@@ -141,4 +143,16 @@ EXHIBITS: dict[str, Exhibit] = {
     ),
 }  # fmt: skip
 
-__all__ = ["EXHIBITS", "Exhibit", "Kept", "Runs", "Table"]
+
+def root_of(quick: bool) -> Path:
+    """Where results are kept unless another folder is named."""
+    return Path("runs/quick" if quick else "results")
+
+
+def call(name: str, root: Path, quick: bool) -> str:
+    """The command that learns and renders a table or figure in that folder."""
+    elsewhere = "" if root == root_of(quick) else f" --out {shlex.quote(str(root))}"
+    return f"fromp reproduce {name}{' --quick' if quick else ''}{elsewhere}"
+
+
+__all__ = ["EXHIBITS", "Exhibit", "Kept", "Runs", "Table", "call", "root_of"]

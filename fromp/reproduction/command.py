@@ -12,7 +12,7 @@ from fromp import figures, folder
 from fromp.experiments import choose
 from fromp.jobs import Manner, learn_all
 from fromp.machine import environment
-from fromp.reproduction import EXHIBITS, Exhibit, Kept
+from fromp.reproduction import EXHIBITS, Exhibit, Kept, call
 from fromp.reproduction.drawings import NotYet
 from fromp.reproduction.page import index
 from fromp.reproduction.tables import Table, duration
@@ -84,7 +84,7 @@ def render(names: Sequence[str], root: Path, quick: bool, console: Console) -> l
         try:
             shown = exhibit.render(kept, exhibit.runs(quick))
         except NotYet as reason:
-            way_out = f"`fromp reproduce {name}` does that"
+            way_out = f"`{call(name, root, quick)}` does that"
             console.print(f"{name}: not drawn, {reason}; {way_out}.", highlight=False, soft_wrap=True)
             continue
         rendered.append(name)
@@ -92,5 +92,5 @@ def render(names: Sequence[str], root: Path, quick: bool, console: Console) -> l
         if isinstance(shown, Table) and len(names) == 1:
             console.print(shown.markdown(), highlight=False, soft_wrap=True, markup=False)
         console.print(f"{name}: {written[-1]}", highlight=False, soft_wrap=True)
-    console.print(f"all together: {index(out, quick)}", highlight=False, soft_wrap=True)
+    console.print(f"all together: {index(root, out, quick)}", highlight=False, soft_wrap=True)
     return rendered

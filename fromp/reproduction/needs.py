@@ -11,6 +11,7 @@ from typing import Any
 from fromp import folder, results
 from fromp.experiments import BENCHMARKS, Settings, as_json, settings_for
 from fromp.jobs import Job
+from fromp.methods import METHODS
 from fromp.report.experiment import Experiment, find
 from fromp.runs import Plan
 
@@ -129,9 +130,10 @@ class Kept:
         return [seed for seed in found.middle_seeds(runs.pictures) if not _has_snapshots(found, seed)]
 
     def jobs(self, needed: Sequence[Runs]) -> list[Job]:
-        """What is left of several runs, those of one place once."""
+        """What is left of several runs, those of one place once; first those whose first task all others can take."""
         every = {(runs.place, seed): runs for runs in needed for seed in self.left(runs)}
-        return [Job(runs.plan, seed, self.root / place) for (place, seed), runs in every.items()]
+        jobs = [Job(runs.plan, seed, self.root / place) for (place, seed), runs in every.items()]
+        return sorted(jobs, key=lambda job: not METHODS[job.plan.method].records)
 
     def state(self, runs: Runs) -> State:
         """How far the runs are, and how long what is missing will take."""

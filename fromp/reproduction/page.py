@@ -10,7 +10,7 @@ from string import Template
 
 from fromp import folder
 from fromp.report import embed
-from fromp.reproduction import EXHIBITS
+from fromp.reproduction import EXHIBITS, call
 from fromp.reproduction.tables import benchmark_title
 
 QUICK = (
@@ -19,9 +19,9 @@ QUICK = (
 )
 
 
-def index(out: Path, quick: bool) -> Path:
-    """Write index.html beside the tables and figures, and return where."""
-    sections = [_section(out, name, quick) for name in EXHIBITS]
+def index(root: Path, out: Path, quick: bool) -> Path:
+    """Write index.html beside the tables and figures of the results in `root`, and return where."""
+    sections = [_section(root, out, name, quick) for name in EXHIBITS]
     note = f'<p class="note warn">{QUICK}</p>' if quick else ""
     lead = "Mean ± standard error over seeds, in percent. Select a heading to sort by it."
     title = "Every table and figure"
@@ -35,7 +35,7 @@ def index(out: Path, quick: bool) -> Path:
     return out / "index.html"
 
 
-def _section(out: Path, name: str, quick: bool) -> str:
+def _section(root: Path, out: Path, name: str, quick: bool) -> str:
     exhibit, table, picture = EXHIBITS[name], out / f"{name}.csv", out / f"{name}.svg"
     if table.exists():
         with table.open(newline="", encoding="utf-8") as file:
@@ -45,7 +45,7 @@ def _section(out: Path, name: str, quick: bool) -> str:
         shown = _figure(picture.read_text("utf-8"), exhibit.title)
         links = _links(name, "pdf", "svg", "png")
     else:
-        shown, links = "", f"not rendered yet: <code>fromp reproduce {name}</code>"
+        shown, links = "", f"not rendered yet: <code>{html.escape(call(name, root, quick))}</code>"
     title = html.escape(exhibit.title[:1].upper() + exhibit.title[1:])
     data = ", ".join(dict.fromkeys(benchmark_title(runs.benchmark) for runs in exhibit.runs(quick)))
     note = f"{html.escape(f'{exhibit.place} · {data}')} · {links}"
