@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 
 from fromp import folder
@@ -59,12 +60,12 @@ class FirstTask:
 
     def leave(self, method: Method, fit: Fit, seconds: float) -> None:
         """Write the task down as it is after its last step, unless that is where it comes from."""
-        if self._taken or (self.path / folder.MANIFEST).exists():
+        if self._taken:
             return
         tensors = {f"model.{name}": value for name, value in method.model.state_dict().items()}
         tensors |= {f"{self._method}.{name}": value for name, value in _records(method).items()}
         told = {"seconds": seconds, "largest_norm": fit.known_norm, "clip": fit.settings.clip}
-        folder.write(self.path, "first task", {**tensors, "random": torch.get_rng_state()}, told)
+        self._write(self.path, "first task", {**tensors, "random": torch.get_rng_state()}, told)
 
     def end(self, method: Method, task: Task) -> None:
         """`end_task`, with the GGN diagonal that another run has left; else it is computed, and left for others."""
@@ -81,8 +82,15 @@ class FirstTask:
             if known.keys() >= set(names):
                 return {name: known[name].to(device_of(model)) for name in names}
         found = ggn_diagonal(model, names, *of)
-        folder.write(path, "curvature", found, {})
+        self._write(path, "curvature", found, {})
         return found
+
+    def _write(self, path: Path, kind: str, tensors: dict[str, Tensor], told: dict[str, Any]) -> None:
+        """Unless another run, that may have worked at the same time, has been first."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.parent / ".lock"):
+            if not (path / folder.MANIFEST).exists():
+                folder.write(path, kind, tensors, told)
 
 
 def _name(benchmark: str, seed: int, settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -51,34 +52,48 @@ class Job:
 
 def learn(plan: Plan, seeds: list[int], out: Path, manner: Manner, console: Console) -> int:
     """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
-    with _working_in(out):
-        _check_plan(plan, out)
+    with _working_in(out, plan):
         left = [seed for seed in seeds if not done(out, seed)]
         if not manner.quiet:
             already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
             what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
             console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
-        return _learn_each(partial(_learn_and_show, manner), [Job(plan, seed, out) for seed in left], manner)
+        jobs = [Job(plan, seed, out) for seed in left]
+        return _learn_each(partial(_learn_and_show, manner, not _several(jobs, manner)), jobs, manner)
 
 
 def learn_all(jobs: Sequence[Job], manner: Manner) -> int:
-    """Learn seeds of several plans, done or not, with a line for each; the exit code is that of `learn`."""
+    """Learn seeds of several plans, done or not, with a line for each; one that fails leaves the others alone.
+
+    The exit code is that of `learn`, 2 if one failed.
+    """
     with ExitStack() as folders:
         for out, plan in {job.out: job.plan for job in jobs}.items():
-            folders.enter_context(_working_in(out))
-            _check_plan(plan, out)
+            folders.enter_context(_working_in(out, plan))
         return _learn_each(partial(_learn_and_tell, manner, list(jobs)), jobs, manner)
 
 
+def unfinished(jobs: Sequence[Job]) -> list[Job]:
+    """Those that are not done; an error if a folder holds runs of another plan."""
+    for out, plan in {job.out: job.plan for job in jobs}.items():
+        with _working_in(out, plan):
+            pass
+    return [job for job in jobs if not done(job.out, job.seed)]
+
+
 def _learn_each(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> int:
-    several = jobs and (manner.ray or min(manner.jobs, len(jobs)) > 1)
-    codes = _at_once(one, jobs, manner) if several else _in_turn(one, jobs)
+    codes = _at_once(one, jobs, manner) if _several(jobs, manner) else _in_turn(one, jobs)
     return max(codes, default=0)
 
 
+def _several(jobs: Sequence[Job], manner: Manner) -> bool:
+    """Whether other processes do it."""
+    return bool(jobs) and (manner.ray or min(manner.jobs, len(jobs)) > 1)
+
+
 @contextmanager
-def _working_in(out: Path) -> Iterator[None]:
-    """No other process works in the folder meanwhile, and every run that it has is in a file of its own."""
+def alone_in(out: Path) -> Iterator[None]:
+    """No other process works in the folder meanwhile."""
     out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(out / ".lock", timeout=0)
     try:
@@ -86,17 +101,28 @@ def _working_in(out: Path) -> Iterator[None]:
     except Timeout as error:
         raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
     try:
-        results.unfold(out)
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _working_in(out: Path, plan: Plan) -> Iterator[None]:
+    """Alone in a folder that has no runs of other plans, each of its runs in a file of its own."""
+    with alone_in(out):
+        results.unfold(out)
+        if (out / "results.json").exists() and (different := plan.differences(results.read(out))):
+            raise CheckpointError(
+                f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
+            )
+        yield
 
 
 def _in_turn(one: Callable[[Job], int], jobs: Sequence[Job]) -> list[int]:
     codes = []
     for job in jobs:
         codes.append(one(job))
-        if codes[-1]:
+        if codes[-1] >= 128:  # a signal, which is meant for all of them
             break
     return codes
 
@@ -140,16 +166,21 @@ def _on_one_core(one: Callable[[Job], int], job: Job) -> int:
     return one(job)
 
 
-def _learn_and_show(manner: Manner, job: Job) -> int:
-    """Learn a seed, with its progress and a line after each task."""
-    with Watcher(plain_console(), manner.quiet) as show:
+def _learn_and_show(manner: Manner, alone: bool, job: Job) -> int:
+    """Learn a seed, with its progress and a line after each task; the line moves if no other process writes there."""
+    console = plain_console()
+    with Watcher(console, live=alone and console.is_terminal, quiet=manner.quiet) as show:
         return _learn_one(manner, job, show)
 
 
 def _learn_and_tell(manner: Manner, jobs: list[Job], job: Job) -> int:
     """Learn a seed among many: a line now and then, and at the end one that says how it went."""
     console, place = plain_console(), f"{jobs.index(job) + 1}/{len(jobs)}"
-    code = _learn_one(manner, job, NowAndThen(console, place, manner.quiet))
+    try:
+        code = _learn_one(manner, job, NowAndThen(console, place, manner.quiet))
+    except FrompError as error:
+        print(f"  {place:>7}  failed: {error}  {job.out}, seed {job.seed}", file=sys.stderr)
+        return 2
     if code == 0 and not manner.quiet:
         run = json.loads((results.seed_folder(job.out, job.seed) / "run.json").read_text())
         how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
@@ -162,9 +193,10 @@ def _learn_one(manner: Manner, job: Job, show: Watch) -> int:
     path = results.seed_folder(out, seed)
     run = Run(plan, benchmark(plan.benchmark), seed, path, manner.first_task)
     log = tensorboard.watcher(path / "tensorboard") if manner.tensorboard else None
+    again = done(out, seed)  # for its snapshots: until it is done once more, what it came to before stands
 
     def watch(moment: Moment) -> None:
-        if moment.finished:
+        if moment.finished and not again:
             results.record(out, plan, run.result())
         show(moment)
         if log is not None:
@@ -185,12 +217,3 @@ def done(out: Path, seed: int) -> bool:
         return False
     run: dict[str, Any] = json.loads(path.read_text())
     return len(run["accuracy"]) == run["tasks"]
-
-
-def _check_plan(plan: Plan, out: Path) -> None:
-    if not (out / "results.json").exists():
-        return
-    if different := plan.differences(results.read(out)):
-        raise CheckpointError(
-            f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
-        )

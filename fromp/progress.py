@@ -21,9 +21,9 @@ REFRESH_SECONDS = 0.2  # between updates of the live line
 class Watcher:
     """Shows where a run stands. Used as `with Watcher(...) as watch: run.learn(watch)`."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
+    def __init__(self, console: Console, live: bool, quiet: bool = False) -> None:
         self._console, self._quiet = console, quiet
-        self._live = console.is_terminal and not quiet
+        self._live = live and not quiet
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
             TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=console, transient=True,

@@ -17,6 +17,7 @@ from fromp.detection import Calibrated, Detector, Evidence, Verdict, Welch
 from fromp.errors import FrompError, install
 from fromp.examples import Batch
 from fromp.experiments import PAIRS, PERMUTED_MNIST, choose
+from fromp.jobs import alone_in
 from fromp.likelihoods import Categorical
 from fromp.machine import environment, sized_for
 from fromp.methods.fromp import FROMP
@@ -139,6 +140,14 @@ def main(
     for detector in detectors:
         choose("detector", detector, DETECTORS)
         DETECTORS[detector]()  # what it needs may not be installed
+    with alone_in(out):
+        _try_all(out, trials, detectors, seeds, dataset, share)
+    print(table([json.loads((out / f"{trial}.json").read_text()) for trial in trials]))
+
+
+def _try_all(
+    out: Path, trials: Sequence[str], detectors: Sequence[str], seeds: int, dataset: str, share: float
+) -> None:
     for trial in trials:
         path = out / f"{trial}.json"
         runs = json.loads(path.read_text())["runs"] if path.exists() else []
@@ -146,12 +155,10 @@ def main(
             wanted = {"detector": detector, "seed": seed, "dataset": dataset, "share": share}
             if not any(wanted.items() <= one.items() for one in runs):
                 runs.append(run(trial, detector, seed, dataset, share))
-                out.mkdir(parents=True, exist_ok=True)
                 report = {"stream": trial, "title": TRIALS[trial].title, "environment": environment(), "runs": runs}
                 folder.replace(path, (json.dumps(report, indent=1) + "\n").encode())
                 own = [one for one in runs if _kind(one) == _kind(runs[-1])]
                 print(table([{**report, "runs": own}]).splitlines()[-1], flush=True)
-    print(table([json.loads((out / f"{trial}.json").read_text()) for trial in trials]))
 
 
 def table(reports: Sequence[dict[str, Any]]) -> str:

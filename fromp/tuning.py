@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fromp import results
 from fromp.experiments import as_text, parse_setting
-from fromp.jobs import Job, Manner, done, learn_all
+from fromp.jobs import Job, Manner, learn_all, unfinished
 from fromp.progress import results_table
 from fromp.runs import Plan
 
@@ -37,15 +37,14 @@ def candidates(plan: Plan, grid: Mapping[str, Sequence[Any]]) -> dict[str, Plan]
 def tune(plans: Mapping[str, Plan], seeds: Sequence[int], out: Path, manner: Manner, console: Console) -> int:
     """Learn every candidate that is not done, and show them, the best on held-out data first; the exit code."""
     jobs = [Job(plan, seed, out / name) for name, plan in plans.items() for seed in seeds]
-    if code := learn_all([job for job in jobs if not done(job.out, job.seed)], manner):
+    code = learn_all(unfinished(jobs), manner)
+    if code >= 128:
         return code
-    rows = sorted(
-        ((name, results.read(out / name)["summary"]) for name in plans),
-        key=lambda row: row[1]["average_accuracy"]["mean"],
-        reverse=True,
-    )
+    found = [(name, results.read(out / name)["summary"]) for name in plans if (out / name / "results.json").exists()]
+    rows = [row for row in found if "average_accuracy" in row[1]]  # the others have failed
+    rows.sort(key=lambda row: row[1]["average_accuracy"]["mean"], reverse=True)
     console.print(results_table("accuracy on held-out training data", rows))
-    return 0
+    return code
 
 
 def _name(changes: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from fromp import folder
-from fromp.runs import environment
+from fromp.machine import environment
 
 METHODS = ("fromp", "frorp", "si", "vcl-coreset", "der++", "frcl-trace", "joint", "separate")
 RUN = ["toy", "--tasks", "3", "--epochs", "5", "--quiet", "--checkpoint-seconds", "0.05"]

@@ -1,18 +1,23 @@
 """A run can die at any moment, and the same command ends where it would have ended."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import nn
 
 from fromp import folder, metrics, progress
@@ -233,7 +238,9 @@ def test_a_first_task_with_another_clip_is_shared_if_neither_came_into_play(tmp_
     run = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
     run.learn(lambda moment: steps.append(moment.finished))
     assert steps[0] == shared
-    assert len(list((tmp_path / "first").iterdir())) == (1 if shared else 2)  # what is taken is not left again
+    assert len(list((tmp_path / "first").glob("*/manifest.json"))) == (
+        1 if shared else 2
+    )  # what is taken is not left again
     alone = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "alone")
     alone.learn(lambda moment: None)
     for a, b in zip(alone.model.parameters(), run.model.parameters(), strict=True):
@@ -345,6 +352,79 @@ def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, c
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/seeds/*/run.json")}
     assert main(arguments) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}  # nothing is learned again
+    for seeds in tmp_path.glob("*/seeds"):
+        shutil.rmtree(seeds)
+    assert main(arguments) == 0  # as in a clone, which has the results alone
+    assert not list(tmp_path.glob("*/seeds/*/checkpoint"))
+    assert main([*arguments, "--epochs", "3"]) == 2
+    assert "holds a run with another epochs" in capsys.readouterr().err
+
+
+def test_a_first_task_that_another_run_leaves_meanwhile_is_not_written_over(tmp_path):
+    run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path / "run")
+    fit = Fit(run.method, [(run.stream.task(0).train, None)], PLAN.settings.optimisation(), 0)
+    first = FirstTask(tmp_path / "first", "toy", 0, PLAN.settings, "frorp")
+    first.path.parent.mkdir()
+    with FileLock(tmp_path / "first" / ".lock"):  # the other is at it
+        leaving = Thread(target=first.leave, args=(run.method, fit, 1.0))
+        leaving.start()
+        leaving.join(0.3)
+        assert not first.path.exists()
+        folder.write(first.path, "first task", {}, {"seconds": 2.0})
+    leaving.join()
+    assert folder.read(first.path, "first task")[1]["seconds"] == 2.0
+
+
+def test_scalars_go_on_from_task_to_task_whatever_their_length(tmp_path, monkeypatch):
+    steps = []
+
+    class Writer:
+        def __init__(self, path):
+            assert Path(path) == tmp_path / "seeds" / "0" / "tensorboard"
+
+        def add_scalar(self, name, value, step):
+            if name == "loss":
+                steps.append(step)
+
+        def flush(self):
+            pass
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
+    arguments = ["run", "toy", "--method", "joint", "--tasks", "2", "--epochs", "1", "--tensorboard", "--quiet"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert steps == list(range(50, 601, 50))  # 200 steps of one task, then 400 of two
+
+
+def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
+    clock = iter(range(10**6))
+    monkeypatch.setattr("fromp.runs.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path)
+    begin = run.method.begin_task
+    run.method.begin_task = lambda *task: (list(itertools.islice(clock, 1000)), begin(*task))[1]
+    found = run.learn(lambda moment: None)
+    assert min(found["task_seconds"]) > 1000
+    assert found["environment"]["torch"] == torch.__version__
+
+
+def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert main(["run", "split-digits", "--out", str(tmp_path)]) == 2
+    assert "digits needs scikit-learn; in a clone of fromp: pip install '.[experiments]'" in capsys.readouterr().err
+
+
+def test_the_script_that_kills_runs_can_be_started():
+    assert (
+        subprocess.run([sys.executable, Path(__file__).with_name("kill_runs.py"), "--help"], check=True).returncode == 0
+    )
+
+
+def test_tuning_goes_on_when_a_candidate_fails(tmp_path, capsys):
+    arguments = ["tune", "toy", "--tasks", "1", "--epochs", "1", "--grid", "memory=1,10", "--out", str(tmp_path)]
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert "1/2  failed: memory_size=1 is smaller than" in said.err
+    assert "memory-1," in said.err
+    assert next(line for line in said.out.splitlines() if "│ memory" in line).startswith("│ memory-10 ")
 
 
 def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatch):
@@ -378,6 +458,11 @@ def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
         (["run", "toy", "--set", "lr"], "write KEY=VALUE"),
         (["run", "toy", "--set", "lr=fast"], "lr=fast is not of the type float"),
         (["run", "toy", "--set", "lr=-1"], "lr=-1.0 is impossible; it must be positive"),
+        (
+            ["run", "toy", "--tasks", "3", "--set", "joint_from=4"],
+            "joint_from=4 is impossible; it must be at most 3",
+        ),
+        (["run", "toy", "--set", "validation=0.0001"], "validation=0.0001 holds out 0 of the 4000 examples"),
         (["run", "toy", "--set", "schedule=linear"], "did you mean 'linear-decay'?"),
         (["run", "toy", "--tasks", "9"], "tasks=9 is more than the 5 there are"),
         (["run", "toy", "--seeds", "0"], "--seeds 0 is impossible"),

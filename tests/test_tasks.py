@@ -161,3 +161,16 @@ def test_digits_forget_less_with_fromp(tmp_path):
         run = Run(plan, BENCHMARKS["permuted-digits"], 0, tmp_path / method)
         forgotten[method] = run.learn(lambda moment: None)["forgetting"]
     assert forgotten["fromp"] < 0.5 * forgotten["finetune"]
+
+
+def test_held_out_images_are_the_same_in_all_guises(images):
+    """Else an image that is learned upright would be tested turned."""
+    for stream in (Permuted(images, 3, 6, seed=0), Rotated(images, [0.0, 30.0], 6)):
+        whole, held_out = stream.task(1).train, Validation(stream, 0.25, seed=1)
+        places = [_places(part.x, stream.task(0).train.x) for part in (held_out.task(0).train, held_out.task(0).test)]
+        assert torch.equal(held_out.task(1).train.x, whole.x[places[0]])
+        assert torch.equal(held_out.task(1).test.x, whole.x[places[1]])
+
+
+def _places(some, every):
+    return [int((every == x).flatten(1).all(1).nonzero()) for x in some]
