@@ -59,13 +59,29 @@ def _write(out: Path, results: dict[str, Any]) -> None:
 
 def add_forward_transfer(out: Path, separate: Path) -> None:
     """Put FWT into the runs of `out` whose seed was also learned by networks trained on each task alone."""
-    found, alone = read(out), {run["seed"]: run["accuracy"][-1] for run in read(separate)["runs"]}
+    found = read(out)
+    by_seed = forward_transfers(found["runs"], read(separate)["runs"])
     for run in found["runs"]:
-        comparable = run["seed"] in alone and len(run["accuracy"]) == len(alone[run["seed"]])
-        if comparable and run["backward_transfer"] is not None:
-            run["forward_transfer"] = metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
+        if run["seed"] in by_seed:
+            run["forward_transfer"] = by_seed[run["seed"]]
             folder.replace(seed_folder(out, run["seed"]) / "run.json", json.dumps(run).encode())
     _write(out, {**found, "summary": summary(found["runs"])})
+
+
+def forward_transfers(runs: list[dict[str, Any]], separate: list[dict[str, Any]]) -> dict[int, float]:
+    """FWT by seed, where networks that were trained on each task alone have learned the same seed and tasks."""
+    alone = {run["seed"]: run["accuracy"][-1] for run in finished(separate)}
+    found = {
+        run["seed"]: metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
+        for run in finished(runs)
+        if run.get("backward_transfer") is not None and len(alone.get(run["seed"], ())) == len(run["accuracy"])
+    }
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def finished(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs that have learned all their tasks."""
+    return [run for run in runs if len(run["accuracy"]) == run.get("tasks", len(run["accuracy"]))]
 
 
 def read(out: Path) -> dict[str, Any]:
@@ -80,6 +96,5 @@ def read(out: Path) -> dict[str, Any]:
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean, deviation and error of each number over the runs that have finished."""
-    done = [run for run in runs if len(run["accuracy"]) == run["tasks"]]
-    values = {name: [run[name] for run in done if run.get(name) is not None] for name in SUMMARISED}
+    values = {name: [run[name] for run in finished(runs) if run.get(name) is not None] for name in SUMMARISED}
     return {name: metrics.summarise(of) for name, of in values.items() if of}

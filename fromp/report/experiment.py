@@ -46,7 +46,7 @@ class Experiment:
     @property
     def finished(self) -> list[dict[str, Any]]:
         """The runs that have learned every task."""
-        return [run for run in self.runs if len(run["accuracy"]) == run.get("tasks", len(run["accuracy"]))]
+        return results.finished(self.runs)
 
     @property
     def shown(self) -> list[dict[str, Any]]:
@@ -132,14 +132,8 @@ def find(out: Path) -> list[Experiment]:
 
 def forward_transfer(found: Experiment, separate: Experiment | None) -> dict[str, float] | None:
     """FWT over the seeds that were also learned by a network for each task alone."""
-    alone = {run["seed"]: run["accuracy"][-1] for run in separate.finished} if separate else {}
-    every = [
-        metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
-        for run in found.finished
-        if run.get("backward_transfer") is not None and len(alone.get(run["seed"], ())) == len(run["accuracy"])
-    ]
-    values = [value for value in every if value is not None]
-    return metrics.summarise(values) if values else None
+    values = results.forward_transfers(found.runs, separate.runs) if separate else {}
+    return metrics.summarise(list(values.values())) if values else None
 
 
 def _read(path: Path) -> Experiment:
