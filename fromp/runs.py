@@ -121,7 +121,7 @@ class Run:
             while self.task < len(self.stream):
                 self._learn_task(saved, watch, checkpoint_seconds, asked)
                 saved = None
-        return self.result()
+            return self.result()
 
     def result(self) -> dict[str, Any]:
         """The run so far, as an entry of results.json."""
@@ -142,7 +142,7 @@ class Run:
             "task_steps": self.steps,
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "tasks": len(self.stream),
-            "environment": environment(),
+            "environment": {**environment(), "threads": torch.get_num_threads()},
         }
 
     def _learn_task(

@@ -401,9 +401,15 @@ def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
     run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path)
     begin = run.method.begin_task
     run.method.begin_task = lambda *task: (list(itertools.islice(clock, 1000)), begin(*task))[1]
-    found = run.learn(lambda moment: None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = run.learn(lambda moment: None)
+    finally:
+        torch.set_num_threads(threads)
     assert min(found["task_seconds"]) > 1000
     assert found["environment"]["torch"] == torch.__version__
+    assert found["environment"]["threads"] == 1  # a small network's, whatever there is
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys):
