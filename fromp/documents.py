@@ -15,6 +15,7 @@ from fromp.experiments import BENCHMARKS, Settings, as_text, settings_for
 from fromp.methods import METHODS
 from fromp.report.experiment import Experiment, find, forward_transfer
 from fromp.reproduction import EXHIBITS, Kept, Runs, tables
+from fromp.reproduction.needs import LOOK_AT_MEMORY
 
 OPENING = re.compile(r"<!-- generated: (\S+) -->\n")
 CLOSING = "<!-- end -->"
@@ -288,6 +289,25 @@ def _bench(results: Path) -> str:
     return f"Measured on {_machine(report)}, torch {report['environment']['torch']}.\n\n{bench.table(report)}"
 
 
+def _rates(results: Path) -> str:
+    """Images per second of runs on Split CIFAR, those that say how many threads they had, against plain training's."""
+    seen, rates = {}, {}  # type: dict[str, int], dict[tuple[str, int, int], float]
+    for method in ("finetune", "separate", "ewc", "si", *LOOK_AT_MEMORY):
+        settings, found = settings_for("split-cifar", {}, method), _experiment(results / "split-cifar" / method)
+        memory = settings.memory if method in LOOK_AT_MEMORY else 0
+        seen[method] = sum(bench.images_of(settings, past, memory) for past in range(1, settings.tasks))
+        for run in found.finished if found else []:
+            if threads := run.get("environment", {}).get("threads"):
+                rates[method, run["seed"], threads] = seen[method] / sum(run["task_seconds"][1:])
+    plain = {threads: rate for (method, _, threads), rate in rates.items() if method == "finetune"}
+    rows = []
+    for (method, seed, threads), rate in rates.items():
+        against = f"{rate / plain[threads]:.2f} x" if threads in plain else ""
+        rows.append([f"`{method}`", str(seed), str(threads), f"{seen[method] / 1e6:.2f}", f"{rate:.0f}", against])
+    heads = ["", "seed", "threads", "millions of images", "images a second", "against `finetune`"]
+    return tables.Table(heads, rows).markdown() if rows else "No run has said it yet."
+
+
 def _machine(report: dict[str, Any]) -> str:
     return "{cores} cores of {processor}".format(**report["environment"])
 
@@ -373,6 +393,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "all-settings": _all_settings,
     "method-settings": _method_settings,
     "bench": _bench,
+    "split-cifar-rates": _rates,
     "detection": _detection,
     "task-free": _task_free,
 }

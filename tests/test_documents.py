@@ -73,6 +73,24 @@ def test_a_row_has_the_paper_mean_error_deviation_seeds_and_settings(root):
     assert set(cells[5].split(", ")) == {"`tau=1`", "`lr=0.01`", "`jitter=0.001`", "`schedule=constant`"}
 
 
+def test_images_a_second_are_those_of_the_steps_and_of_memory_behind_the_first_task(tmp_path):
+    assert BLOCKS["split-cifar-rates"](tmp_path / "results") == "No run has said it yet."
+    threads = {"finetune": 1, "si": None, "fromp": 1, "ewc": 2}  # SI's run is from before they were told
+    for method, seconds in {"finetune": 200, "si": 100, "fromp": 850, "ewc": 100}.items():
+        write_results(tmp_path, "split-cifar", method, [0.7], method)
+        path = tmp_path / "results" / "split-cifar" / method / "results.json"
+        found = json.loads(path.read_text())
+        found["runs"][0] |= {"task_seconds": [9999, *[seconds] * 5], "environment": {"threads": threads[method]}}
+        path.write_text(json.dumps(found))
+    found = BLOCKS["split-cifar-rates"](tmp_path / "results")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()[2:]]
+    assert lines == [
+        ["`finetune`", "0", "1", "2.00", "2000", "1.00 x"],
+        ["`ewc`", "0", "2", "2.00", "4000", ""],
+        ["`fromp`", "0", "1", "6.80", "1600", "0.80 x"],
+    ]
+
+
 def test_what_was_not_run_says_so(root):
     assert row(root, "batch Adam (`joint`)")[2:] == ["not run: 5 seeds take about 5 min", "", "", ""]
     assert row(root, "FRORP, with linear decay and jitter 0.01")[2] == "not run"  # which is none of the paper's

@@ -9,7 +9,7 @@ import torch
 from fromp import figures, folder
 from fromp.bench.machine import CASES, kept_memory, peak_memory, profile
 from fromp.bench.report import table
-from fromp.bench.runs import curvature_costs, engine_cost, split_cifar_cost
+from fromp.bench.runs import curvature_costs, engine_cost, images_of, split_cifar_cost
 from fromp.bench.setting import PAST_TASKS, SETTINGS, THREADS
 from fromp.bench.steps import method_costs, step_costs
 from fromp.machine import environment, keep_memory
@@ -44,4 +44,4 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
     return report
 
 
-__all__ = ["main", "table"]
+__all__ = ["images_of", "main", "table"]

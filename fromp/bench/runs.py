@@ -16,7 +16,7 @@ from fromp.bench.timing import interleaved
 from fromp.curvature import ggn_diagonal
 from fromp.data.images import Images
 from fromp.examples import TensorExamples
-from fromp.experiments import BENCHMARKS, Benchmark
+from fromp.experiments import BENCHMARKS, Benchmark, Settings
 from fromp.likelihoods import Categorical
 from fromp.memory import assess, memorability
 from fromp.model import detached, trainable
@@ -60,17 +60,32 @@ def split_cifar_cost(steps: list[dict[str, Any]], curvature: list[dict[str, Any]
     settings = BENCHMARKS["split-cifar"].settings
     rows = {row["past_tasks"]: row["seconds"] for row in steps if row["network"] == "cnn"}
     (once,) = [row for row in curvature if row["network"] == "cnn"]
-    batch = settings.batch_size
-    plain = statistics.median(seconds["plain"] / (batch + past * POINTS) for past, seconds in rows.items())
+    samples = {past: settings.batch_size + past * POINTS for past in rows}
+    plain = statistics.median(seconds["plain"] / samples[past] for past, seconds in rows.items())
     images, stepping, ending = 0, 0.0, 0.0
     for past in range(settings.tasks):
-        examples = 5_000 if past else 50_000
-        count = settings.epochs * -(-examples // batch)
-        images += count * (batch + past * POINTS)
-        stepping += count * (rows[past]["fromp"] if past else batch * plain)
-        ending += examples / once["examples"] * (once["seconds"]["scores"] + once["seconds"]["ggn"])
+        count, seen = steps_of(settings, past), images_of(settings, past, settings.memory)
+        images += seen
+        stepping += count * rows[past]["fromp"] if past else seen * plain
+        ending += examples_of(past) / once["examples"] * (once["seconds"]["scores"] + once["seconds"]["ggn"])
         ending += (past + 1) * once["seconds"]["kernel"]
     return {"images": images, "steps": stepping, "ends": ending, "ratio": images * plain / (stepping + ending)}
+
+
+def examples_of(past: int) -> int:
+    """Of a task of Split CIFAR, by the number of those before it."""
+    return 5_000 if past else 50_000
+
+
+def steps_of(settings: Settings, past: int) -> int:
+    """Of a task of Split CIFAR."""
+    return settings.epochs * -(-examples_of(past) // settings.batch_size)
+
+
+def images_of(settings: Settings, past: int, memory: int) -> int:
+    """That the steps of a task of Split CIFAR look at, those of memory included, of which each past task has some."""
+    drawn = min(past, settings.tasks_per_step or past)
+    return settings.epochs * examples_of(past) + steps_of(settings, past) * drawn * memory
 
 
 def engine_cost(repetitions: int) -> dict[str, Any]:
