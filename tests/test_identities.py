@@ -175,16 +175,30 @@ def test_the_identity_kernel_is_functional_l2():
 
 
 def test_drawing_tasks_is_unbiased():
-    """Over all equally likely draws of two tasks out of three, the penalties average to the full one."""
+    """Two tasks out of three, in turns: over two orders, three draws, the penalties average to the full one."""
     model, reg = small()
     nudge(model)
     full = reg.penalty().item()
     model, reg = small(tasks_per_step=2)
     nudge(model)
-    draws = [reg.penalty().item() for _ in range(3000)]
-    spread = torch.tensor(draws).std().item() / math.sqrt(len(draws))
+    draws = [reg.penalty().item() for _ in range(30)]
     assert len({round(d, 9) for d in draws}) == 3
-    assert sum(draws) / len(draws) == pytest.approx(full, abs=4 * spread)
+    for first in range(0, 30, 3):
+        assert sum(draws[first : first + 3]) / 3 == pytest.approx(full)
+
+
+@pytest.mark.parametrize(("past", "count"), [(5, 2), (5, 3), (4, 1), (7, 6), (4, 2)])
+def test_past_tasks_are_drawn_in_turns_and_each_is_as_likely_at_every_step(past, count):
+    model, seeds = nn.Linear(1, 2), 500
+    drawn = []
+    for seed in range(seeds):
+        reg = FROMP(model, Categorical(), tasks_per_step=count, seed=seed)
+        drawn.append(torch.stack([reg._draw(past, count) for _ in range(8)]))
+    chosen = torch.nn.functional.one_hot(torch.stack(drawn), past).sum(2)  # (seeds, steps, tasks)
+    often = chosen.cumsum(1)
+    assert bool((chosen <= 1).all())
+    assert bool((often.amax(2) - often.amin(2) <= 1).all())
+    assert bool(((chosen.double().mean(0) - count / past).abs() < 5 * math.sqrt(0.25 / seeds)).all())
 
 
 def test_a_stronger_prior_makes_a_smaller_variance():

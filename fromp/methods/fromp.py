@@ -34,6 +34,7 @@ from fromp.model import as_head, detached, device_of, evaluating, outputs, train
 from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
 from fromp.tape import activation_bytes
 
+NOBODY = torch.empty(0, dtype=torch.long)
 PASS_BYTES = 96 * 2**20  # of activations in one pass over memory: larger ones fall out of the cache
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
@@ -56,7 +57,7 @@ class FROMP(Method):
     jitter: added to the kernel's diagonal.
     kernel: `FullKernel`, or `IdentityKernel` for the L2 variants.
     score, select: which examples are kept; `random_score` makes it FRORP, `top` ignores the classes.
-    tasks_per_step: draw this many past tasks for each penalty and scale it up, so that a step's cost stays
+    tasks_per_step: draw this many past tasks for each penalty, in turns, and scale it up, so that a step's cost stays
         the same however many tasks there are; the expected penalty is the full one, and its noise costs accuracy.
     seed: of the draws that `random_score` and `tasks_per_step` make. The global random state is never touched.
     memory_budget: bytes that a chunk of the once-per-task work may hold.
@@ -101,6 +102,7 @@ class FROMP(Method):
         self.precision: dict[str, Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
         self._prior: FunctionalPrior | None = None
+        self._turns = NOBODY  # past tasks in the order in which they are drawn next
 
     def penalty(self) -> Tensor:
         """tau / 2 sum_s (m_s - m0_s)' K_s^-1 (m_s - m0_s), Eq. (8) divided by N: a scalar; zero before any task."""
@@ -109,9 +111,8 @@ class FROMP(Method):
         past = len(self._prior.anchors)
         if self.tasks_per_step is None or self.tasks_per_step >= past:
             return 0.5 * self.tau * self._prior.squared_distance(self.model)
-        drawn = torch.randperm(past, generator=self._generator)[: self.tasks_per_step]
         scale = past / self.tasks_per_step
-        return 0.5 * self.tau * scale * self._prior.squared_distance(self.model, drawn)
+        return 0.5 * self.tau * scale * self._prior.squared_distance(self.model, self._draw(past, self.tasks_per_step))
 
     def end_task(self, data: Any, head: Sequence[int] | None = None, scores: Tensor | None = None) -> None:
         """Remember a task: its memorable examples, its share of the precision, and the prior at today's weights.
@@ -138,7 +139,7 @@ class FROMP(Method):
             self._generator.set_state(draws)
             raise
         self.memories = [anchor.memory for anchor in prior.anchors]
-        self.precision, self._prior = precision, prior
+        self.precision, self._prior, self._turns = precision, prior, NOBODY
 
     def predict(self, x: Inputs, head: Sequence[int] | None = None) -> gp.Prediction:
         """The GP predictive at x: mean and variance of y, observation term included, both (b, c).
@@ -166,7 +167,7 @@ class FROMP(Method):
         if anchors:
             points = self._points_per_pass(memories)
             prior = FunctionalPrior(anchors, self.likelihood, self._prior.num_outputs, points)
-        self.memories, self._prior = memories, prior
+        self.memories, self._prior, self._turns = memories, prior, NOBODY
 
     def drift(self) -> list[float]:
         """How far the means have moved at each past task's memory since they were fixed: root mean square."""
@@ -220,7 +221,7 @@ class FROMP(Method):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Memory, precision, prior and draws, as tensors and JSON values."""
         tensors = {f"precision.{name}": value for name, value in self.precision.items()}
-        tensors["generator"] = self._generator.get_state()
+        tensors["generator"], tensors["turns"] = self._generator.get_state(), self._turns
         anchors = self._anchors()
         packed, memories = pack([anchor.memory for anchor in anchors])
         tensors |= packed
@@ -260,6 +261,20 @@ class FROMP(Method):
         self.memories = [anchor.memory for anchor in prior.anchors] if prior else []
         self._prior = prior
         self._generator.set_state(tensors["generator"])
+        self._turns = tensors.get("turns", NOBODY).cpu()  # there were none in folders of an older version
+
+    def _draw(self, past: int, count: int) -> Tensor:
+        """The tasks whose turn it is: in a random order each comes once, then in another, never twice at a time.
+
+        Each is as likely as any other at every step, and what a few steps in a row have seen is nearly the whole past:
+        with momentum, that takes most of the noise away that independent draws would make.
+        """
+        if len(self._turns) < count:
+            order = torch.randperm(past, generator=self._generator)
+            waiting = torch.isin(order, self._turns)
+            self._turns = torch.cat([self._turns, order[~waiting], order[waiting]])
+        drawn, self._turns = self._turns[:count], self._turns[count:].clone()
+        return drawn
 
     def _anchors(self) -> list[Anchor]:
         """What holds the network, a task each; `memories` shows it, and may have been edited."""
