@@ -108,7 +108,7 @@ class Run:
         self.stream, self.model = benchmark.make(plan.settings, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
-        self.steps: list[int] = []  # of each task
+        self.steps, self.threads = [], []  # type: tuple[list[int], list[int]]  # of each task
         self._elapsed = 0.0
         self.learner = build_learner(plan, self.method, seed)
         self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
@@ -121,7 +121,7 @@ class Run:
             while self.task < len(self.stream):
                 self._learn_task(saved, watch, checkpoint_seconds, asked)
                 saved = None
-            return self.result()
+        return self.result()
 
     def result(self) -> dict[str, Any]:
         """The run so far, as an entry of results.json."""
@@ -140,9 +140,10 @@ class Run:
             "seconds": sum(self.seconds),
             "task_seconds": self.seconds,
             "task_steps": self.steps,
+            "task_threads": self.threads,
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "tasks": len(self.stream),
-            "environment": {**environment(), "threads": torch.get_num_threads()},
+            "environment": environment(),
         }
 
     def _learn_task(
@@ -196,6 +197,7 @@ class Run:
         )
         self.seconds.append(time.monotonic() - start)
         self.steps.append(fit.num_steps)
+        self.threads.append(torch.get_num_threads())
         self.task, self._elapsed = self.task + 1, 0.0
         self._snapshot()
         self._save(None)
@@ -238,8 +240,8 @@ class Run:
             tensors |= {f"optimizer.{name}": value for name, value in fit.state().items()}
         state: dict[str, Any] = {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
-            "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "elapsed": self._elapsed,
-            "method": method_state, "largest_norm": None if fit is None else fit.known_norm,
+            "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "threads": self.threads,
+            "elapsed": self._elapsed, "method": method_state, "largest_norm": None if fit is None else fit.known_norm,
         }  # fmt: skip
         if self.learner is not None:
             of_learner, state["learner"] = self.learner.state()
@@ -258,6 +260,7 @@ class Run:
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
         self._elapsed, self.steps = state["elapsed"], state.get("steps", [])  # there were none in older checkpoints
+        self.threads = state.get("threads", [])  # nor these
         saved = {
             "tensors": tensors,
             **{key: state.get(key) for key in ("step", "method", "learner", "ends", "largest_norm")},

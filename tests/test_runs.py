@@ -409,7 +409,7 @@ def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
         torch.set_num_threads(threads)
     assert min(found["task_seconds"]) > 1000
     assert found["environment"]["torch"] == torch.__version__
-    assert found["environment"]["threads"] == 1  # a small network's, whatever there is
+    assert found["task_threads"] == [1, 1]  # a small network's, whatever there is
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys):
