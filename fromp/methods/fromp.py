@@ -266,8 +266,8 @@ class FROMP(Method):
     def _draw(self, past: int, count: int) -> Tensor:
         """The tasks whose turn it is: in a random order each comes once, then in another, never twice at a time.
 
-        Each is as likely as any other at every step, and what a few steps in a row have seen is nearly the whole past:
-        with momentum, that takes most of the noise away that independent draws would make.
+        Each is as likely as any other at every step, and a few steps in a row see nearly the whole past: momentum
+        averages over them, and is left with less noise than after independent draws.
         """
         if len(self._turns) < count:
             order = torch.randperm(past, generator=self._generator)
