@@ -118,7 +118,10 @@ def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, m
                 both = outer.setdefault(name, ([], []))
                 both[0].append(gi)
                 both[1].append(hj)
-            elif isinstance(gi, Dense) and isinstance(hj, Dense):
+            else:  # a layer that sees every example of one part and only some of the other is both
+                gi, hj = (one.dense() if isinstance(one, Outer) else one for one in (gi, hj))
+                assert isinstance(gi, Dense)
+                assert isinstance(hj, Dense)
                 total[c] += gi.gram(hj, variance[name])
     for name, (gs, hs) in outer.items():
         total += outer_grams(gs, gs if right is left else hs, variance[name], memory_budget)

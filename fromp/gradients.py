@@ -55,6 +55,10 @@ class Outer(Gradient):
     def weighted_squares(self, variance: Tensor) -> Tensor:
         return ((self.g.square() @ variance) * self.a.square()).sum(-1)
 
+    def dense(self) -> Dense:
+        """The gradients written out: (b, out, in)."""
+        return Dense(torch.einsum("bo,bi->boi", self.g, self.a))
+
 
 def outer_grams(left: list[Outer], right: list[Outer], variance: Tensor, memory_budget: int) -> Tensor:
     """sum_oi g_bo a_bi v_oi h_co e_ci for every pair of gradients that share their inputs a and e: (pairs, b, c).

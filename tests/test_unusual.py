@@ -21,6 +21,8 @@ from fromp.cli import main
 from fromp.curvature import ggn_diagonal
 from fromp.errors import CheckpointError
 from fromp.examples import TensorExamples
+from fromp.model import detached
+from fromp.tape import bytes_per_example
 
 N = 5
 
@@ -169,6 +171,30 @@ class SqueezedConv(nn.Module):
 
     def forward(self, x):
         return self.out(torch.tanh(self.inner(x[:, None]).squeeze() + self.shift))
+
+
+def test_the_kernel_between_parts_that_a_layer_sees_whole_and_not():
+    """An expert gets every example of one part, and some of the other: the same K as of all examples together."""
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            first = x[:, 0] > 0
+            f = x.new_zeros(len(x), 2)
+            f[first] = self.one(x[first])
+            f[~first] = self.other(x[~first])
+            return f
+
+    torch.manual_seed(0)
+    model, x = Experts().double(), torch.randn(8, 3, dtype=torch.double)
+    x[:, 0] = torch.tensor([1.0, 2, 3, 1, 2, -1, -2, 1])  # the first four for one expert, the others for both
+    variance = {name: torch.rand_like(w).detach() for name, w in model.named_parameters()}
+    whole = gp.kernel(model, x, Categorical(), variance)
+    few = bytes_per_example(model, detached(model, tuple(variance)), x[:2], None)
+    torch.testing.assert_close(gp.kernel(model, x, Categorical(), variance, memory_budget=8 * few), whole)
 
 
 def test_a_model_that_squeezes_a_single_example_away(tmp_path):
