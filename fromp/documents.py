@@ -290,26 +290,28 @@ def _bench(results: Path) -> str:
 
 
 def _rates(results: Path) -> str:
-    """Images per second of runs on Split CIFAR, where they say how many threads they had, against plain training's.
+    """Images per second of the presets' runs on Split CIFAR, as far as threads are known, against plain training's.
 
     Without the first task, which most runs take from another. Those of memory count.
     """
-    seen: dict[tuple[str, int, int], list[float]] = {}  # by method, seed and threads: images, seconds, tasks
+    # Images, seconds and tasks, by method, seed, and where it ran: threads, machine.
+    totals: dict[tuple[str, int, tuple[int, str]], list[float]] = {}
     for method in ("finetune", "separate", "ewc", "si", *LOOK_AT_MEMORY):
         settings, found = settings_for("split-cifar", {}, method), _experiment(results / "split-cifar" / method)
         memory = settings.memory if method in LOOK_AT_MEMORY else 0
-        for run in found.finished if found else []:
-            told = list(enumerate(zip(run.get("task_threads", ()), run["task_seconds"], strict=False)))
-            for past, (threads, seconds) in told[1:]:
-                of = seen.setdefault((method, run["seed"], threads), [0, 0, 0])
-                of[:] = of[0] + bench.images_of(settings, past, memory), of[1] + seconds, of[2] + 1
-    rates = {key: images / seconds for key, (images, seconds, _) in seen.items()}
-    plain = {threads: rate for (method, _, threads), rate in rates.items() if method == "finetune"}
+        for run in found.finished if found and not found.changed() else []:
+            of_tasks = enumerate(zip(run.get("task_threads", ()), run["task_seconds"], strict=False))
+            for past, (threads, seconds) in of_tasks:
+                if past and threads is not None:
+                    where = threads, json.dumps(run["environment"])
+                    of = totals.setdefault((method, run["seed"], where), [0, 0, 0])
+                    of[:] = of[0] + bench.images_of(settings, past, memory), of[1] + seconds, of[2] + 1
+    plain = {where: of[0] / of[1] for (method, _, where), of in totals.items() if method == "finetune"}
     rows = []
-    for (method, seed, threads), (images, _, tasks) in seen.items():
-        rate = rates[method, seed, threads]
-        against = f"{rate / plain[threads]:.2f} x" if threads in plain else ""
-        rows.append([f"`{method}`", f"{seed}", f"{threads}", f"{tasks}", f"{images / 1e6:.2f}", f"{rate:.0f}", against])
+    for (method, seed, where), (images, seconds, tasks) in totals.items():
+        against = f"{images / seconds / plain[where]:.2f} x" if where in plain else ""
+        numbers = f"{tasks}", f"{images / 1e6:.2f}", f"{images / seconds:.0f}", against
+        rows.append([f"`{method}`", f"{seed}", f"{where[0]}", *numbers])
     heads = ["", "seed", "threads", "tasks", "millions of images", "images a second", "against `finetune`"]
     return tables.Table(heads, rows).markdown() if rows else "No run has said it yet."
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -215,5 +214,4 @@ def done(out: Path, seed: int) -> bool:
     path = results.seed_folder(out, seed) / "run.json"
     if not path.exists():
         return False
-    run: dict[str, Any] = json.loads(path.read_text())
-    return len(run["accuracy"]) == run["tasks"]
+    return bool(results.finished([json.loads(path.read_text())]))

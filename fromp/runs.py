@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fromp import folder, metrics
 from fromp.detection import DETECTORS
-from fromp.errors import CheckpointError
+from fromp.errors import CheckpointError, DerivativeError
 from fromp.examples import Examples
 from fromp.experiments import Benchmark, Settings, as_json, settings_for
 from fromp.first_task import FirstTask
@@ -108,8 +108,9 @@ class Run:
         self.stream, self.model = benchmark.make(plan.settings, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
-        self.steps, self.threads = [], []  # type: tuple[list[int], list[int]]  # of each task
-        self._elapsed = 0.0
+        self.steps: list[int] = []  # of each task
+        self.threads: list[int | None] = []  # of each task; None where they changed, or where another run learned it
+        self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # of the task at hand
         self.learner = build_learner(plan, self.method, seed)
         self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
 
@@ -160,10 +161,12 @@ class Run:
             fit = Unannounced(self.learner, training, settings, seed)
         if saved is not None and saved["step"] > 0:  # it ended within the task: beginning it has changed things
             self._restore(fit, saved)
+        now = torch.get_num_threads()
+        self._threads = now if saved is None or saved["step"] == 0 or saved["own_threads"] == now else None
         plain = self.method.first_task_is_plain and self.learner is None
         shared = self._first_task if self.task == 0 and plain else None
-        if shared is not None and saved is None:
-            self._elapsed = shared.take(self.method, fit) or 0.0
+        if shared is not None and saved is None and (seconds := shared.take(self.method, fit)) is not None:
+            self._elapsed, self._threads = seconds, None
         start, last = begun - self._elapsed, time.monotonic()
         for _ in fit.steps():
             if self.learner is not None:
@@ -197,7 +200,7 @@ class Run:
         )
         self.seconds.append(time.monotonic() - start)
         self.steps.append(fit.num_steps)
-        self.threads.append(torch.get_num_threads())
+        self.threads.append(self._threads)
         self.task, self._elapsed = self.task + 1, 0.0
         self._snapshot()
         self._save(None)
@@ -232,6 +235,11 @@ class Run:
         folder.write(self.path / "tasks" / str(self.task), "task", tensors, state)
 
     def _save(self, fit: Fit | None) -> None:
+        if fit is not None and not math.isfinite(loss := float(fit.loss.data + fit.loss.penalty)):
+            raise DerivativeError(
+                f"the loss of seed {self.seed} is {loss} at step {fit.step} of {fit.num_steps} of task "
+                f"{self.task + 1}; use a smaller lr than {self.plan.settings.lr:g}, or a clip of the gradient."
+            )
         of_method, method_state = self.method.state()
         tensors = {f"method.{name}": value for name, value in of_method.items()}
         tensors |= {f"model.{name}": value for name, value in self.model.state_dict().items()}
@@ -241,7 +249,8 @@ class Run:
         state: dict[str, Any] = {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
             "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "threads": self.threads,
-            "elapsed": self._elapsed, "method": method_state, "largest_norm": None if fit is None else fit.known_norm,
+            "own_threads": self._threads, "elapsed": self._elapsed, "method": method_state,
+            "largest_norm": None if fit is None else fit.known_norm,
         }  # fmt: skip
         if self.learner is not None:
             of_learner, state["learner"] = self.learner.state()
@@ -260,10 +269,10 @@ class Run:
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
         self._elapsed, self.steps = state["elapsed"], state.get("steps", [])  # there were none in older checkpoints
-        self.threads = state.get("threads", [])  # nor these
+        self.threads = state.get("threads", [None] * self.task)  # nor these
         saved = {
             "tensors": tensors,
-            **{key: state.get(key) for key in ("step", "method", "learner", "ends", "largest_norm")},
+            **{key: state.get(key) for key in ("step", "own_threads", "method", "learner", "ends", "largest_norm")},
         }
         if self.task == len(self.stream):
             self._restore(None, saved)

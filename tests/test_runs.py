@@ -24,7 +24,7 @@ from fromp import folder, metrics, progress
 from fromp.cli import main
 from fromp.curvature import ggn_diagonal
 from fromp.data.images import Images
-from fromp.errors import CheckpointError
+from fromp.errors import CheckpointError, DerivativeError
 from fromp.experiments import BENCHMARKS, Benchmark, settings_for
 from fromp.first_task import FirstTask
 from fromp.methods import METHODS
@@ -119,7 +119,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
             pass
     assert limit > 6
     assert any(within)
-    assert run.rows == whole.rows
+    assert (run.rows, run.steps, run.threads) == (whole.rows, whole.steps, whole.threads)
     got = folder.read(path / "checkpoint", "run")[0]
     assert got.keys() == expected.keys()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
@@ -410,6 +410,15 @@ def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
     assert min(found["task_seconds"]) > 1000
     assert found["environment"]["torch"] == torch.__version__
     assert found["task_threads"] == [1, 1]  # a small network's, whatever there is
+
+
+@pytest.mark.parametrize("method", ["finetune", "si"])
+def test_a_run_that_diverges_stops_and_leaves_no_first_task(tmp_path, method):
+    of = Plan("toy", method, settings_for("toy", {"tasks": 2, "epochs": 1, "lr": 1e38}, method))
+    run = Run(of, BENCHMARKS["toy"], 3, tmp_path / "run", tmp_path / "first")
+    with pytest.raises(DerivativeError, match=r"seed 3 is (nan|inf) at step 200 of 200 of task 1; .* lr than 1e\+38"):
+        run.learn(lambda moment: None)
+    assert not (tmp_path / "first").exists()
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys):

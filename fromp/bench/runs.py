@@ -64,9 +64,9 @@ def split_cifar_cost(steps: list[dict[str, Any]], curvature: list[dict[str, Any]
     plain = statistics.median(seconds["plain"] / samples[past] for past, seconds in rows.items())
     images, stepping, ending = 0, 0.0, 0.0
     for past in range(settings.tasks):
-        count, seen = steps_of(settings, past), images_of(settings, past, settings.memory)
+        seen = images_of(settings, past, settings.memory)
         images += seen
-        stepping += count * rows[past]["fromp"] if past else seen * plain
+        stepping += seen * (rows[past]["fromp"] / samples[past] if past else plain)
         ending += examples_of(past) / once["examples"] * (once["seconds"]["scores"] + once["seconds"]["ggn"])
         ending += (past + 1) * once["seconds"]["kernel"]
     return {"images": images, "steps": stepping, "ends": ending, "ratio": images * plain / (stepping + ending)}
@@ -77,15 +77,10 @@ def examples_of(past: int) -> int:
     return 5_000 if past else 50_000
 
 
-def steps_of(settings: Settings, past: int) -> int:
-    """Of a task of Split CIFAR."""
-    return settings.epochs * -(-examples_of(past) // settings.batch_size)
-
-
 def images_of(settings: Settings, past: int, memory: int) -> int:
-    """That the steps of a task of Split CIFAR look at, those of memory included, of which each past task has some."""
-    drawn = min(past, settings.tasks_per_step or past)
-    return settings.epochs * examples_of(past) + steps_of(settings, past) * drawn * memory
+    """That the steps of a task of Split CIFAR look at, with so many of each past task in each step."""
+    steps_an_epoch = -(-examples_of(past) // settings.batch_size)
+    return settings.epochs * (examples_of(past) + steps_an_epoch * past * memory)
 
 
 def engine_cost(repetitions: int) -> dict[str, Any]:
