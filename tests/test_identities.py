@@ -174,8 +174,8 @@ def test_the_identity_kernel_is_functional_l2():
     assert reg.penalty().item() == pytest.approx(0.5 * 0.5 * l2, rel=1e-12)
 
 
-def test_drawing_tasks_is_unbiased():
-    """Two tasks out of three, in turns: over two orders, three draws, the penalties average to the full one."""
+def test_drawn_penalties_average_to_the_full_one_over_a_round():
+    """Two tasks out of three, in turns: two rounds are three draws."""
     model, reg = small()
     nudge(model)
     full = reg.penalty().item()

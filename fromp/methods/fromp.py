@@ -58,7 +58,7 @@ class FROMP(Method):
     kernel: `FullKernel`, or `IdentityKernel` for the L2 variants.
     score, select: which examples are kept; `random_score` makes it FRORP, `top` ignores the classes.
     tasks_per_step: draw this many past tasks for each penalty, in turns, and scale it up, so that a step's cost stays
-        the same however many tasks there are; the expected penalty is the full one, and its noise costs accuracy.
+        the same however many tasks there are; over a round of turns it is the full one, and its noise costs accuracy.
     seed: of the draws that `random_score` and `tasks_per_step` make. The global random state is never touched.
     memory_budget: bytes that a chunk of the once-per-task work may hold.
     """
