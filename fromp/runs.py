@@ -161,8 +161,8 @@ class Run:
             fit = Unannounced(self.learner, training, settings, seed)
         if saved is not None and saved["step"] > 0:  # it ended within the task: beginning it has changed things
             self._restore(fit, saved)
-        now = torch.get_num_threads()
-        self._threads = now if saved is None or saved["step"] == 0 or saved["own_threads"] == now else None
+        threads = torch.get_num_threads()
+        self._threads = threads if saved is None or saved["step"] == 0 or saved["own_threads"] == threads else None
         plain = self.method.first_task_is_plain and self.learner is None
         shared = self._first_task if self.task == 0 and plain else None
         if shared is not None and saved is None and (seconds := shared.take(self.method, fit)) is not None:
