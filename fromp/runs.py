@@ -110,6 +110,7 @@ class Run:
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
         self.steps: list[int] = []  # of each task
         self.threads: list[int | None] = []  # of each task; None where they changed, or where another run learned it
+        self.norms: list[float | None] = []  # the largest of the gradient in each task, where it is clipped
         self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # of the task at hand
         self.learner = build_learner(plan, self.method, seed)
         self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
@@ -142,6 +143,7 @@ class Run:
             "task_seconds": self.seconds,
             "task_steps": self.steps,
             "task_threads": self.threads,
+            "task_largest_norm": self.norms,
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "tasks": len(self.stream),
             "environment": environment(),
@@ -201,6 +203,7 @@ class Run:
         self.seconds.append(time.monotonic() - start)
         self.steps.append(fit.num_steps)
         self.threads.append(self._threads)
+        self.norms.append(fit.known_norm)
         self.task, self._elapsed = self.task + 1, 0.0
         self._snapshot()
         self._save(None)
@@ -249,7 +252,7 @@ class Run:
         state: dict[str, Any] = {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
             "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "threads": self.threads,
-            "own_threads": self._threads, "elapsed": self._elapsed, "method": method_state,
+            "own_threads": self._threads, "norms": self.norms, "elapsed": self._elapsed, "method": method_state,
             "largest_norm": None if fit is None else fit.known_norm,
         }  # fmt: skip
         if self.learner is not None:
@@ -269,7 +272,7 @@ class Run:
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
         self._elapsed, self.steps = state["elapsed"], state.get("steps", [])  # there were none in older checkpoints
-        self.threads = state.get("threads", [None] * self.task)  # nor these
+        self.threads, self.norms = (state.get(key, [None] * self.task) for key in ("threads", "norms"))  # nor these
         saved = {
             "tensors": tensors,
             **{key: state.get(key) for key in ("step", "own_threads", "method", "learner", "ends", "largest_norm")},

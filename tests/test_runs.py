@@ -119,7 +119,8 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
             pass
     assert limit > 6
     assert any(within)
-    assert (run.rows, run.steps, run.threads) == (whole.rows, whole.steps, whole.threads)
+    for name in ("rows", "steps", "threads", "norms"):
+        assert getattr(run, name) == getattr(whole, name)
     got = folder.read(path / "checkpoint", "run")[0]
     assert got.keys() == expected.keys()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
@@ -245,6 +246,8 @@ def test_a_first_task_with_another_clip_is_shared_if_neither_came_into_play(tmp_
     alone.learn(lambda moment: None)
     for a, b in zip(alone.model.parameters(), run.model.parameters(), strict=True):
         assert torch.equal(a, b)
+    assert run.result()["task_largest_norm"] == alone.result()["task_largest_norm"]  # a task that is taken brings its own
+    assert min(run.norms) > 0
 
 
 class Stop(Exception):
