@@ -246,7 +246,7 @@ def test_a_first_task_with_another_clip_is_shared_if_neither_came_into_play(tmp_
     alone.learn(lambda moment: None)
     for a, b in zip(alone.model.parameters(), run.model.parameters(), strict=True):
         assert torch.equal(a, b)
-    assert run.result()["task_largest_norm"] == alone.result()["task_largest_norm"]  # a task that is taken brings its own
+    assert run.result()["task_largest_norm"] == alone.result()["task_largest_norm"]  # a taken task brings its own
     assert min(run.norms) > 0
 
 
