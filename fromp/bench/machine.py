@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fromp import gp
@@ -17,6 +18,8 @@ from fromp.examples import TensorExamples
 from fromp.likelihoods import Categorical
 from fromp.machine import keep_memory
 from fromp.model import detached, trainable
+
+PRODUCT = "a product of two large matrices"
 
 # The operators of a step on the CNN, by what they are for; the first whose name occurs in the operator's counts.
 OPERATORS = {
@@ -31,36 +34,56 @@ OPERATORS = {
 
 
 def profile(repetitions: int) -> dict[str, Any]:
-    """Where the time of a step on the CNN with five past tasks goes, and how near it is to a matrix product's rate."""
+    """Where the time of a step on the CNN with five past tasks goes, and how near it is to what the cores can do."""
     setting, past = SETTINGS["cnn"](), 5
     prior = setting.prior(past)
     x, y = setting.images(setting.batch_size), setting.labels(setting.batch_size)
-    square = torch.rand(2048, 2048, generator=setting.generator)
 
     def step() -> None:
         fromp_step(setting, x, y, prior, None)
 
-    with FlopCounterMode(display=False) as counter:
-        step()
-    seconds = interleaved({"step": step, "product": lambda: square @ square}, 2 * repetitions + 1)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        for _ in range(repetitions):
+    cases = {"step": step, **_at_full_rate(setting.generator)}
+    flops = {name: _operations(case) for name, case in cases.items()}
+    seconds = interleaved(cases, 2 * repetitions + 1)
+    rates = {name: sum(flops[name].values()) / 1e9 / seconds[name] for name in cases}
+    # The profiler's own buffers come between those of the step, which then asks for new memory once more.
+    warming = torch.profiler.schedule(wait=0, warmup=3, active=repetitions, repeat=1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=warming) as profiler:
+        for _ in range(3 + repetitions):
             step()
+            profiler.step()
     spent = dict.fromkeys([*OPERATORS, "the rest"], 0.0)
-    for event in profiler.key_averages():
+    for event in (event for event in profiler.key_averages() if not event.key.startswith("ProfilerStep")):
         matching = (kind for kind, parts in OPERATORS.items() if any(part in event.key.lower() for part in parts))
         spent[next(matching, "the rest")] += event.self_cpu_time_total
-    flops = counter.get_flop_counts()["Global"]
-    convolutions = sum(count for operator, count in flops.items() if "convolution" in str(operator))
+    convolutions = sum(count for operator, count in flops["step"].items() if "convolution" in operator)
     return {
         "past_tasks": past,
         "share": {kind: time / sum(spent.values()) for kind, time in spent.items()},
-        "gflop": sum(flops.values()) / 1e9,
+        "gflop": sum(flops["step"].values()) / 1e9,
         "gflop_convolutions": convolutions / 1e9,
-        "gflops": sum(flops.values()) / 1e9 / seconds["step"],
-        "gflops_product": 2 * 2048**3 / 1e9 / seconds["product"],
+        "gflops": rates.pop("step"),
+        "gflops_at_full_rate": rates,
         "seconds": seconds,
     }
+
+
+def _at_full_rate(generator: torch.Generator) -> dict[str, Callable[[], object]]:
+    """What has little but arithmetic to do. Which is the fastest depends on the processor: they are two libraries'."""
+    square = torch.rand(2048, 2048, generator=generator)
+    images, filters = (torch.rand(*shape, generator=generator) for shape in ((64, 256, 16, 16), (256, 256, 3, 3)))
+    images, filters = (one.contiguous(memory_format=torch.channels_last) for one in (images, filters))
+    return {
+        PRODUCT: lambda: square @ square,
+        "a convolution of 256 channels": lambda: F.conv2d(images, filters, padding=1),
+    }
+
+
+def _operations(case: Callable[[], object]) -> dict[str, int]:
+    """Of floating point, by operator."""
+    with FlopCounterMode(display=False) as counter:
+        case()
+    return {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
 
 
 def kept_memory(repetitions: int) -> dict[str, Any]:
