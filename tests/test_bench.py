@@ -41,6 +41,7 @@ def test_rows_and_table():
     }  # fmt: skip
     text = table(report)
     assert "| mlp | 1 |" in text
+    assert "140 of them are convolutions', which run at 117." in text
     assert "The most that was seen of these cores is 120, in another: the step takes 1.2 times" in text
 
 

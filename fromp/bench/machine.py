@@ -19,8 +19,6 @@ from fromp.likelihoods import Categorical
 from fromp.machine import keep_memory
 from fromp.model import detached, trainable
 
-PRODUCT = "a product of two large matrices"
-
 # The operators of a step on the CNN, by what they are for; the first whose name occurs in the operator's counts.
 OPERATORS = {
     "convolutions": ("convolution",),
@@ -74,7 +72,7 @@ def _at_full_rate(generator: torch.Generator) -> dict[str, Callable[[], object]]
     images, filters = (torch.rand(*shape, generator=generator) for shape in ((64, 256, 16, 16), (256, 256, 3, 3)))
     images, filters = (one.contiguous(memory_format=torch.channels_last) for one in (images, filters))
     return {
-        PRODUCT: lambda: square @ square,
+        "a product of two large matrices": lambda: square @ square,
         "a convolution of 256 channels": lambda: F.conv2d(images, filters, padding=1),
     }
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fromp.bench.machine import CASES, PRODUCT
+from fromp.bench.machine import CASES
 
 
 def table(report: dict[str, Any]) -> str:
@@ -38,13 +38,14 @@ def table(report: dict[str, Any]) -> str:
     if found := report.get("profile"):
         lines += ["", f"| a step of the cnn with {found['past_tasks']} past tasks | share of its time |", "|---|---:|"]
         lines += [f"| {kind} | {100 * share:.1f} % |" for kind, share in found["share"].items()]
-        full = found.get("gflops_at_full_rate") or {PRODUCT: found["gflops_product"]}  # once it was that alone
-        rate, (fastest, limit) = found["gflops"], max(full.items(), key=lambda of: of[1])
+        rate, (fastest, limit) = found["gflops"], max(found["gflops_at_full_rate"].items(), key=lambda of: of[1])
+        convolutions = found["gflop_convolutions"] / (found["share"]["convolutions"] * found["gflop"] / rate)
         lines += [
             "",
-            f"It is {found['gflop']:.0f} billion operations, {found['gflop_convolutions']:.0f} of them convolutions', "
-            f"at {rate:.0f} billion a second. The most that was seen of these cores is {limit:.0f}, in {fastest}: the "
-            f"step takes {limit / rate:.1f} times what its arithmetic alone would.",
+            f"It is {found['gflop']:.0f} billion operations at {rate:.0f} billion a second; "
+            f"{found['gflop_convolutions']:.0f} of them are convolutions', which run at {convolutions:.0f}. The most "
+            f"that was seen of these cores is {limit:.0f}, in {fastest}: the step takes {limit / rate:.1f} times what "
+            "its arithmetic alone would.",
         ]
     if found := report.get("kept_memory"):
         lines += [
