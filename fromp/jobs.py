@@ -109,11 +109,11 @@ def alone_in(out: Path) -> Iterator[None]:
 def _working_in(out: Path, plan: Plan) -> Iterator[None]:
     """Alone in a folder that has no runs of other plans, each of its runs in a file of its own."""
     with alone_in(out):
-        results.unfold(out)
         if (out / "results.json").exists() and (different := plan.differences(results.read(out))):
             raise CheckpointError(
                 f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
             )
+        results.unfold(out)
         yield
 
 

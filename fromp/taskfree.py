@@ -146,13 +146,17 @@ class TaskFree:
     def load(self, path: str | os.PathLike) -> None:
         """Go on from what `save` wrote, with the same kind of model, method, optimiser and detector."""
         tensors, state = folder.read(path, "task-free")
-        for name, mine in self._kind().items():
-            if state[name] != mine:
+        weights = under(tensors, "model.")
+        shapes, own = ({n: [*w.shape] for n, w in of.items()} for of in (weights, self.model.state_dict()))
+        same = {name: (state.get(name), mine) for name, mine in self._kind().items()}
+        same |= {f"the model's {name} of shape": (shapes.get(name), own.get(name)) for name in {**own, **shapes}}
+        for name, (saved, mine) in same.items():
+            if saved != mine:
                 raise CheckpointError(
-                    f"{os.fspath(path)} was saved with {name} {state[name]}, this learner has {mine}; make it the same."
+                    f"{os.fspath(path)} was saved with {name} {saved}, this learner has {mine}; make it the same."
                 )
-        self.model.load_state_dict(under(tensors, "model."))
-        self.method.restore(under(tensors, "method."), state["method"])
+        self.method.restore(under(tensors, "method."), state["method"])  # the first, since it may still refuse
+        self.model.load_state_dict(weights)
         self.restore(tensors, state)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -171,9 +175,10 @@ class TaskFree:
 
     def _kind(self) -> dict[str, Any]:
         """What must be the same where a saved state is loaded."""
-        detector = self.detector
+        kinds = {"method": self.method, "optimiser": self.optimizer, "detector": self.detector}
         return {
-            "detector's kind": type(detector).__name__, "detector's values": list(detector.names),
+            **{f"{name}'s kind": type(thing).__name__ for name, thing in kinds.items()},
+            "detector's values": list(self.detector.names),
             "reservoir's size": self.reservoir.capacity, "reservoir's seed": self.reservoir.seed,
         }  # fmt: skip
 

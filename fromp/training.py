@@ -50,7 +50,7 @@ class Fit:
         self.num_steps = settings.epochs * self._batches.steps_per_epoch
         self.optimizer = optimizer or settings.optimizer(method.parameters())
         self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
-        self.largest_norm = 0.0  # of the gradient, before it was clipped; infinity where it is not, and nobody knows
+        self.largest_norm = -math.inf  # of the gradient, before it was clipped; infinite where nobody knows it
 
     def steps(self) -> Iterator[int]:
         """Train from the present step to the last, yielding the number of steps done."""
@@ -72,7 +72,7 @@ class Fit:
 
     @property
     def known_norm(self) -> float | None:
-        """`largest_norm`, or None where nobody knows it: JSON has no infinity."""
+        """`largest_norm`, or None: JSON has no infinity."""
         return self.largest_norm if math.isfinite(self.largest_norm) else None
 
     def state(self) -> dict[str, Tensor]:

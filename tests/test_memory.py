@@ -189,6 +189,8 @@ def test_a_task_can_be_forgotten():
     assert [torch.equal(memory.inputs, kept[s]) for memory, s in zip(reg.memories, (0, 2), strict=True)] == [True, True]
     assert reg.penalty().item() == pytest.approx(each[0] + each[2], rel=1e-5)
     assert len(reg.drift()) == 2
+    held = reg._prior.blocks[0].inputs  # of both: the points of the one that is gone are nowhere any more
+    assert [memory.inputs.untyped_storage().nbytes() for memory in reg.memories] == [held.nbytes] * 2
     for wrong in (2, -1):
         with pytest.raises(FrompError, match=f"there is no task {wrong} to forget; 2 are remembered"):
             reg.forget(wrong)

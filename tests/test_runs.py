@@ -329,6 +329,10 @@ def test_joint_training_once_is_the_last_row_of_joint_training(tmp_path):
     assert runs[0].rows[0] != runs[1].rows[0]
     assert runs[0].result()["backward_transfer"] is not None
     assert runs[1].result()["backward_transfer"] is None
+    clipped = Plan("toy", "joint", dataclasses.replace(last, clip=100.0))
+    run = Run(clipped, BENCHMARKS["toy"], 0, tmp_path / "clipped")
+    run.learn(lambda moment: None)
+    assert [norm is None for norm in run.norms] == [True, False]  # no step, no norm
 
 
 def test_comparing_gives_forward_transfer(tmp_path):

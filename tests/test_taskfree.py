@@ -15,6 +15,7 @@ from fromp.errors import FrompError
 from fromp.examples import TensorExamples
 from fromp.experiments import BENCHMARKS, settings_for
 from fromp.methods.plain import Finetune, Joint
+from fromp.methods.quadratic import EWC
 from fromp.model import trainable
 from fromp.reservoir import Reservoir, Sample, hashes
 from fromp.runs import Plan, Run
@@ -58,6 +59,12 @@ def learner(detector=None, **options):
     reg = FROMP(model, Categorical(), tau=1.0, memory_size=10, prior_precision=1e-3, jitter=1e-3)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     return TaskFree(reg, optimizer, detector, **{"reservoir": 300, "shortest": 100, **options})
+
+
+def other_kind(method=FROMP, optimizer=torch.optim.Adam, hidden=16, layers=3):
+    model = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 2))[:layers]
+    one = EWC(model, Categorical(), 1.0) if method is EWC else FROMP(model, Categorical(), memory_size=10)
+    return TaskFree(one, optimizer(model.parameters(), 1e-2), reservoir=300, shortest=100)
 
 
 def weights(one):
@@ -237,6 +244,10 @@ def test_tied_weights_and_inputs_that_are_labels_can_be_saved(tmp_path):
         (lambda: learner(Calibrated.on_divergence()), "detector's values"),
         (lambda: learner(seed=1), "reservoir's seed 0, this learner has 1"),
         (lambda: learner(reservoir=200), "reservoir's size 300, this learner has 200"),
+        (lambda: other_kind(method=EWC), "method's kind FROMP, this learner has EWC"),
+        (lambda: other_kind(optimizer=torch.optim.SGD), "optimiser's kind Adam, this learner has SGD"),
+        (lambda: other_kind(hidden=8), r"the model's 0.weight of shape \[16, 2\], this learner has \[8, 2\]"),
+        (lambda: other_kind(layers=1), r"the model's 2.bias of shape \[2\], this learner has None"),
     ],
 )
 def test_another_kind_of_learner_is_refused_and_left_alone(tmp_path, make, message):
@@ -402,6 +413,7 @@ def test_the_command_line(tmp_path, chosen, detector, misses):
     boundaries = found["runs"][0]["boundaries"]
     assert (boundaries["true"], boundaries["misses"], boundaries["false_alarms"]) == ([90], misses, 0)
     assert len(found["runs"][0]["accuracy"]) == 2
+    assert found["runs"][0]["task_largest_norm"] == [None, None]
     assert Path(tmp_path / "report.html").exists()
 
 

@@ -138,8 +138,8 @@ class FROMP(Method):
         except BaseException:
             self._generator.set_state(draws)
             raise
-        self.memories = [anchor.memory for anchor in prior.anchors]
-        self.precision, self._prior, self._turns = precision, prior, NOBODY
+        self.precision = precision
+        self._hold(prior)
 
     def predict(self, x: Inputs, head: Sequence[int] | None = None) -> gp.Prediction:
         """The GP predictive at x: mean and variance of y, observation term included, both (b, c).
@@ -163,11 +163,7 @@ class FROMP(Method):
         if self._prior is None or not 0 <= place < len(anchors):
             raise FrompError(f"there is no task {task} to forget; {len(anchors)} are remembered, counted from 0.")
         del anchors[place]
-        memories, prior = [anchor.memory for anchor in anchors], None
-        if anchors:
-            points = self._points_per_pass(memories)
-            prior = FunctionalPrior(anchors, self.likelihood, self._prior.num_outputs, points)
-        self.memories, self._prior, self._turns = memories, prior, NOBODY
+        self._hold(self._prior_of(anchors, self._prior.num_outputs))
 
     def drift(self) -> list[float]:
         """How far the means have moved at each past task's memory since they were fixed: root mean square."""
@@ -252,16 +248,12 @@ class FROMP(Method):
         for s, memory in enumerate(unpack(tensors, state["memories"])):
             kernel = under(tensors, f"prior.{s}.kernel.")
             anchors.append(Anchor(memory, tensors[f"prior.{s}.mean"], self.kernel.from_tensors(kernel)))
-        prior = None
         if anchors:
             self._check_outputs(anchors[0].memory, state["outputs"])
-            points = self._points_per_pass([anchor.memory for anchor in anchors])
-            prior = FunctionalPrior(anchors, self.likelihood, state["outputs"], points)
+        self._hold(self._prior_of(anchors, state["outputs"]))
         self.precision = under(tensors, "precision.")
-        self.memories = [anchor.memory for anchor in prior.anchors] if prior else []
-        self._prior = prior
         self._generator.set_state(tensors["generator"])
-        self._turns = tensors.get("turns", NOBODY).cpu()  # there were none in folders of an older version
+        self._turns = tensors["turns"].cpu()
 
     def _draw(self, past: int, count: int) -> Tensor:
         """The tasks whose turn it is: in a random order each comes once, then in another, never twice at a time.
@@ -279,6 +271,17 @@ class FROMP(Method):
     def _anchors(self) -> list[Anchor]:
         """What holds the network, a task each; `memories` shows it, and may have been edited."""
         return list(self._prior.anchors) if self._prior else []
+
+    def _hold(self, prior: FunctionalPrior | None) -> None:
+        """Be held by this prior alone: `memories` are those in it, which share nothing with any before."""
+        self._prior, self._turns = prior, NOBODY
+        self.memories = [anchor.memory for anchor in self._anchors()]
+
+    def _prior_of(self, anchors: list[Anchor], num_outputs: int) -> FunctionalPrior | None:
+        if not anchors:
+            return None
+        points = self._points_per_pass([anchor.memory for anchor in anchors])
+        return FunctionalPrior(anchors, self.likelihood, num_outputs, points)
 
     def _precision_of(self, name: str, like: Tensor) -> Tensor:
         known = self.precision.get(name)
