@@ -22,7 +22,7 @@ lint: setup
 	$(BIN)/mypy
 
 docs: setup
-	$(BIN)/python -m fromp.documents
+	$(BIN)/python tools/fill_tables.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info

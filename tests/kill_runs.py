@@ -13,19 +13,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from fromp import folder
-from fromp.machine import environment
+from fromp.foundation import storage
+from fromp.lab.engine.threads import environment
 
 METHODS = ("fromp", "frorp", "si", "vcl-coreset", "der++", "frcl-trace", "joint", "separate")
 RUN = ["toy", "--tasks", "3", "--epochs", "5", "--quiet", "--checkpoint-seconds", "0.05"]
 
 
 def command(out: Path, method: str) -> list[str]:
-    return [sys.executable, "-m", "fromp.cli", "run", *RUN, "--method", method, "--out", str(out)]
+    return [sys.executable, "-m", "fromp.lab.cli", "run", *RUN, "--method", method, "--out", str(out)]
 
 
 def outcome(out: Path) -> dict:
-    manifest = json.loads((out / "seeds" / "0" / "checkpoint" / folder.MANIFEST).read_text())
+    manifest = json.loads((out / "seeds" / "0" / "checkpoint" / storage.MANIFEST).read_text())
     runs = json.loads((out / "results.json").read_text())["runs"]
     return {"digest": manifest["files"]["tensors"]["sha256"], "accuracy": runs[0]["accuracy"]}
 
@@ -69,7 +69,7 @@ def main() -> None:
                 break
     report["all_equal"] = all(entry["equal"] for entry in report["methods"].values())
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    folder.replace(options.out, (json.dumps(report, indent=1) + "\n").encode())
+    storage.replace(options.out, (json.dumps(report, indent=1) + "\n").encode())
     print(f"all equal: {report['all_equal']}; written: {options.out}")
     sys.exit(0 if report["all_equal"] else 1)
 

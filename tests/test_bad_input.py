@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fromp import FROMP, Bernoulli, Categorical, FrompError, Gaussian, Poisson
-from fromp.errors import CheckpointError, DataError, DerivativeError, KernelError
+from fromp.foundation.errors import CheckpointError, DataError, DerivativeError, KernelError
 
 
 def network(outputs=4):

@@ -11,22 +11,23 @@ from torch.distributions import Normal, kl_divergence
 
 from fromp import FROMP, Categorical, Gaussian
 from fromp.curvature import ggn_diagonal
-from fromp.errors import FrompError
-from fromp.examples import TensorExamples
-from fromp.experiments import BENCHMARKS, settings_for
+from fromp.foundation.errors import FrompError
+from fromp.foundation.examples import TensorExamples
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
+from fromp.lab.engine.fit import Fit, Optimisation
+from fromp.lab.methods.bounds import Joint, Separate
+from fromp.lab.methods.functional_l2 import FunctionalL2
+from fromp.lab.methods.quadratic import DLP, EWC
+from fromp.lab.methods.registry import METHODS
+from fromp.lab.methods.rehearsal import DERpp, Replay
+from fromp.lab.methods.si import SI
+from fromp.lab.methods.vcl import vcl
+from fromp.lab.methods.vcl.coreset import RandomCoreset
+from fromp.lab.methods.vcl.usage import of_other_heads
+from fromp.lab.methods.vcl.vcl import VCL, Gaussians, Local, kl
 from fromp.memory import random_score
-from fromp.methods import METHODS, vcl
-from fromp.methods.coresets import RandomCoreset
-from fromp.methods.functional_l2 import FunctionalL2
-from fromp.methods.plain import Joint, Separate
-from fromp.methods.quadratic import DLP, EWC
-from fromp.methods.replay import DERpp, Replay
-from fromp.methods.si import SI
-from fromp.methods.usage import of_other_heads
-from fromp.methods.vcl import VCL, Gaussians, Local, kl
 from fromp.prior import IdentityKernel
-from fromp.reservoir import Sample
-from fromp.training import Fit, Optimisation
+from fromp.taskfree.reservoir import Sample
 
 HEADS = [(0, 1), (2, 3), (4, 5)]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fromp.bench import SETTINGS, machine, runs, steps, table
+from fromp.lab.bench import SETTINGS, machine, runs, steps, table
 
 
 def gradients(setting):

@@ -27,12 +27,12 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fromp.data import DATASETS, fetch, load, sources, status
-from fromp.data.datasets import Published
-from fromp.data.pickled import read_batch
-from fromp.data.sources import Address, DebianPackage, NpmPackage
-from fromp.data.table import IDX_NAMES
-from fromp.errors import DataError
+from fromp.foundation.errors import DataError
+from fromp.lab.data import DATASETS, fetch, load, sources, status
+from fromp.lab.data.catalogue import IDX_NAMES
+from fromp.lab.data.pickled import read_batch
+from fromp.lab.data.published import Published
+from fromp.lab.data.sources import Address, DebianPackage, NpmPackage
 
 
 @pytest.fixture(autouse=True)
@@ -448,8 +448,8 @@ def test_other_pinned_digests_make_the_cache_anew(
 
 KILLED = """
 import dataclasses, hashlib, os, signal, sys
-import fromp.data.cache as cache
-from fromp.data import DATASETS, fetch
+import fromp.lab.data.cache as cache
+from fromp.lab.data import DATASETS, fetch
 
 step, folder = sys.argv[1:]
 known = DATASETS["mnist"]

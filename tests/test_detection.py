@@ -12,7 +12,9 @@ from scipy.stats import mannwhitneyu, norm, ttest_ind
 from torch import nn
 
 from fromp import Calibrated, Categorical, Prediction, Welch, gp
-from fromp.detection import (
+from fromp.foundation.errors import FrompError
+from fromp.lab.results.metrics import detection, threshold_range
+from fromp.taskfree.detectors import (
     Evidence,
     Verdict,
     chance_of_lower,
@@ -25,8 +27,6 @@ from fromp.detection import (
     rank_sum,
     squared_differences,
 )
-from fromp.errors import FrompError
-from fromp.metrics import detection, threshold_range
 
 
 def networks(seed=0):

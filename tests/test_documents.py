@@ -5,15 +5,15 @@ import re
 import shutil
 from pathlib import Path
 
+import fill_tables
 import pytest
+from fill_tables import BLOCKS, OPENING, update
 
-from fromp import documents
-from fromp.documents import BLOCKS, OPENING, update
-from fromp.errors import FrompError
-from fromp.experiments import BENCHMARKS, RELEASED_TOY, as_json, settings_for
-from fromp.methods import METHODS
-from fromp.reproduction import EXHIBITS
-from fromp.results import summary
+from fromp.foundation.errors import FrompError
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, RELEASED_TOY, as_json, settings_for
+from fromp.lab.methods.registry import METHODS
+from fromp.lab.paper.exhibits import EXHIBITS
+from fromp.lab.results.store import summary
 
 ROOT = Path(__file__).parent.parent
 MACHINE_PATH = re.compile(r"(?<![\w.~/])/(?:work|root|home|tmp|Users|mnt|var|opt)/\w")
@@ -44,7 +44,7 @@ def root(tmp_path):
 
 def test_no_document_is_stale():
     stale = [str(path.relative_to(ROOT)) for path in update(ROOT, check=True)]
-    assert not stale, f"{stale} differ from results/; run fromp.documents.update"
+    assert not stale, f"{stale} differ from results/; run fill_tables.update"
 
 
 def test_a_changed_result_is_noticed(root):
@@ -198,6 +198,6 @@ def test_tables_of_one_head_mark_exactly_the_methods_that_are_told_the_task():
     """And the benchmarks named as such are those whose tasks have no head of their own."""
     for name in ("toy", "permuted-digits", "split-digits"):
         heads = BENCHMARKS[name].stream(0).task(0).head
-        assert (heads is None) == (name in documents.ONE_HEAD)
-        marked = {method for method in METHODS if "told the task" in documents._title(name, method)}
+        assert (heads is None) == (name in fill_tables.ONE_HEAD)
+        marked = {method for method in METHODS if "told the task" in fill_tables._title(name, method)}
         assert marked == ({method for method, entry in METHODS.items() if entry.told} if heads is None else set())

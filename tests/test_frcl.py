@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from fromp import Bernoulli, Categorical, FrompError, Gaussian
-from fromp.errors import DataError
-from fromp.examples import TensorExamples
-from fromp.methods.frcl import FRCL, LastLayer, exchange
+from fromp.foundation.errors import DataError
+from fromp.foundation.examples import TensorExamples
+from fromp.lab.methods.frcl import FRCL, LastLayer, exchange
 
 F64 = torch.double
 LAYER = LastLayer(prior_precision=0.7, jitter=1e-3)
@@ -97,7 +97,7 @@ def test_a_past_task_predicts_as_the_dense_gp_with_todays_kernel(points, monkeyp
     found = frcl.predict(new, task=0)
     torch.testing.assert_close(found.mean[:, 0], gain @ q.mean[0], rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(found.variance[:, 0], variance, rtol=1e-8, atol=1e-8)
-    monkeypatch.setattr("fromp.methods.frcl.TEST_SAMPLES", 4000)
+    monkeypatch.setattr("fromp.lab.methods.frcl.TEST_SAMPLES", 4000)
     frcl.likelihood = Bernoulli()
     averaged = frcl.predict_outputs(new, None, 0)
     drawn = found.mean + found.variance.sqrt() * torch.randn(4000, *found.mean.shape).double()

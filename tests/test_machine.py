@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import machine
+from fromp.lab.engine import threads
 
 FAULTS = """
 import resource, sys, torch
-from fromp.machine import keep_memory
-from fromp.networks import cifar_cnn
+from fromp.lab.engine.threads import keep_memory
+from fromp.lab.benchmarks.networks import cifar_cnn
 
 torch.set_num_threads(1)
 if sys.argv[1] == "keep" and not keep_memory():
@@ -39,17 +39,17 @@ def test_memory_that_is_kept_is_not_asked_for_again() -> None:
     assert faults["keep"] * 5 < faults["give back"]
 
 
-@pytest.mark.parametrize(("width", "threads", "keeps"), [(100, 1, 0), (1000, 2, 1)])
+@pytest.mark.parametrize(("width", "expected", "keeps"), [(100, 1, 0), (1000, 2, 1)])
 def test_a_small_network_has_one_thread_and_a_large_one_all_and_its_memory(
-    width: int, threads: int, keeps: int, monkeypatch: pytest.MonkeyPatch
+    width: int, expected: int, keeps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[int] = []
-    monkeypatch.setattr(machine, "keep_memory", lambda: kept.append(1))
+    monkeypatch.setattr(threads, "keep_memory", lambda: kept.append(1))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        with machine.sized_for(nn.Linear(1000, width)):
-            assert torch.get_num_threads() == threads
+        with threads.sized_for(nn.Linear(1000, width)):
+            assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -57,5 +57,5 @@ def test_a_small_network_has_one_thread_and_a_large_one_all_and_its_memory(
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
-    assert not machine.keep_memory()
+    monkeypatch.setattr(threads.ctypes, "CDLL", lambda name: object())
+    assert not threads.keep_memory()

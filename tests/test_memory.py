@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fromp import FROMP, Bernoulli, Categorical, Gaussian, least_memorable, memorability, per_class, random_score, top
-from fromp.errors import FrompError
+from fromp.derivatives.model import detached, trainable
+from fromp.derivatives.tape import activation_bytes
+from fromp.foundation.errors import FrompError
 from fromp.memory import assess
-from fromp.model import detached, trainable
-from fromp.tape import activation_bytes
 
 
 def linear():
@@ -88,7 +88,7 @@ def test_even_shares(counts, size, expected):
 def test_regression_has_one_class_and_bernoulli_two():
     generator = torch.Generator()
     model = nn.Linear(3, 1)
-    from fromp.examples import as_examples
+    from fromp.foundation.examples import as_examples
 
     x, _ = task()
     _, classes = assess(model, as_examples((x, torch.randn(40))), Gaussian(), generator)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from fromp.examples import TensorExamples
-from fromp.experiments import settings_for
-from fromp.methods import METHODS
-from fromp.model import evaluating
-from fromp.runs import Plan, build_method
-from fromp.training import accuracy
+from fromp.derivatives.model import evaluating
+from fromp.foundation.examples import TensorExamples
+from fromp.lab.benchmarks.catalogue import settings_for
+from fromp.lab.engine.fit import accuracy
+from fromp.lab.engine.run import Plan, build_method
+from fromp.lab.methods.registry import METHODS
 
 HEADS = [(0, 1), (2, 3), (4, 5)]
 

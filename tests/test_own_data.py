@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset, TensorDataset
 
-from fromp.data import from_csv, from_dataset, from_folder, from_npz
-from fromp.errors import DataError
+from fromp.foundation.errors import DataError
+from fromp.lab.data import from_csv, from_dataset, from_folder, from_npz
 
 
 def pixels(*shape: int, seed: int = 0) -> np.ndarray:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import cli
-from fromp.experiments import BENCHMARKS
-from fromp.methods import METHODS
+from fromp.lab import cli
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
+from fromp.lab.methods.registry import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -126,7 +126,7 @@ def test_links_lead_somewhere(path):
 
 def test_the_homes_of_the_equations_exist():
     """`module.name` in docs/method.md is a name in that module."""
-    modules = {file.stem for file in (ROOT / "fromp").glob("*.py")}
+    modules = {file.stem for file in (ROOT / "src" / "fromp").glob("*.py")}
     found = 0
     for path in re.findall(r"`(\w+(?:\.\w+)+)(?:\(.*?\))?`", (ROOT / "docs" / "method.md").read_text()):
         module, *names = path.split(".")
@@ -138,7 +138,7 @@ def test_the_homes_of_the_equations_exist():
 
 def test_the_error_messages_are_those_of_the_code():
     """Every piece of the messages in docs/own-data.md, between its dots, stands in the source."""
-    source = "\n".join(path.read_text() for path in (ROOT / "fromp").rglob("*.py"))
+    source = "\n".join(path.read_text() for path in (ROOT / "src" / "fromp").rglob("*.py"))
     joined = re.sub(r'"\s*\n\s*f?"', "", source)  # strings that go on in the next line
     table = (ROOT / "docs" / "own-data.md").read_text().partition("## Error messages")[2]
     messages = re.findall(r"^\| `(.+?)` \|", table, re.M)

@@ -11,12 +11,14 @@ import pytest
 import torch
 from browser import look, needs_browser
 
-from fromp import cli, data, figures, folder, paper, report, results
-from fromp.errors import CheckpointError
-from fromp.experiments import BENCHMARKS
-from fromp.metrics import summarise
-from fromp.report import gallery, toy, toy_figure
-from fromp.report.experiment import find, forward_transfer
+from fromp.foundation import storage
+from fromp.foundation.errors import CheckpointError
+from fromp.lab import cli, data, report
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
+from fromp.lab.report import figures, gallery, plane, toy_figure
+from fromp.lab.results import published, store
+from fromp.lab.results.metrics import summarise
+from fromp.lab.results.record import find, forward_transfer
 
 VOID = {"meta", "link", "img", "input", "br", "hr", "path", "use", "rect"}
 HOSTILE = """<script>alert("1")</script>&'$x_1$"""
@@ -147,7 +149,7 @@ def test_snapshots_of_another_network_are_told(out):
 
 def test_one_seed_has_no_bands(out):
     runs = json.loads((out / "results.json").read_text())["runs"][:1]
-    change(out, runs=runs, summary=results.summary(runs))
+    change(out, runs=runs, summary=store.summary(runs))
     found = page(out)
     assert "One seed." in found.text
     assert "bands" not in found.text
@@ -266,7 +268,7 @@ def write_image_snapshot(out: Path) -> None:
         "inputs": torch.rand(4, 64), "labels": torch.tensor([0, 0, 1, 1]), "scores": torch.tensor([0.5, 0.25, 0.5, 0.4])
     }  # fmt: skip
     for seed in (0, 1):
-        folder.write(out / "seeds" / str(seed) / "tasks" / "1", "task", memory, {"head": [6, 7]})
+        storage.write(out / "seeds" / str(seed) / "tasks" / "1", "task", memory, {"head": [6, 7]})
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"runs": []}'])
@@ -282,7 +284,7 @@ def test_the_toy_figure_is_drawn_and_figures_are_saved_in_three_formats(out, tmp
     toy_figure.main(out, tmp_path / "toy.png")
     assert (tmp_path / "toy.png").read_bytes().startswith(b"\x89PNG")
     experiment = find(out)[0]
-    saved = figures.save(figures.toy_strip(toy.boundaries(experiment, 0)), tmp_path / "new" / "strip")
+    saved = figures.save(figures.toy_strip(plane.boundaries(experiment, 0)), tmp_path / "new" / "strip")
     assert [path.name for path in saved] == ["strip.pdf", "strip.svg", "strip.png"]
     assert all(path.stat().st_size for path in saved)
     assert "after task 1" in saved[1].read_text()  # text stays text
@@ -300,11 +302,11 @@ def test_drawing_leaves_matplotlib_as_it_was(out):
 
 
 def test_the_papers_numbers_print_as_they_are_there():
-    assert str(paper.AVERAGE_ACCURACY["split-mnist", "fromp"]) == "99.0 ± 0.1"
-    assert str(paper.AVERAGE_ACCURACY["permuted-mnist", "dlp"]) == "82"
-    assert str(paper.AVERAGE_ACCURACY["toy", "joint"]) == "99.70 ± 0.03"
-    assert str(paper.FORWARD_TRANSFER["split-cifar", "ewc"]) == "0.17 ± 0.9"
-    toys = {benchmark for benchmark, _ in paper.AVERAGE_ACCURACY if benchmark.startswith("toy")}
+    assert str(published.AVERAGE_ACCURACY["split-mnist", "fromp"]) == "99.0 ± 0.1"
+    assert str(published.AVERAGE_ACCURACY["permuted-mnist", "dlp"]) == "82"
+    assert str(published.AVERAGE_ACCURACY["toy", "joint"]) == "99.70 ± 0.03"
+    assert str(published.FORWARD_TRANSFER["split-cifar", "ewc"]) == "0.17 ± 0.9"
+    toys = {benchmark for benchmark, _ in published.AVERAGE_ACCURACY if benchmark.startswith("toy")}
     assert toys == {benchmark for benchmark in BENCHMARKS if benchmark.startswith("toy")}
 
 

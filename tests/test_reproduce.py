@@ -13,12 +13,16 @@ from browser import look, needs_browser
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from fromp import cli, figures, folder, metrics, results
-from fromp.errors import FrompError
-from fromp.experiments import BENCHMARKS, as_json
-from fromp.reproduction import EXHIBITS, Exhibit, Kept, Runs, Table, command, drawings, tables
-from fromp.reproduction.needs import ROUGHLY
-from fromp.runs import Run
+from fromp.foundation import storage
+from fromp.foundation.errors import FrompError
+from fromp.lab import cli
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, as_json
+from fromp.lab.engine.run import Run
+from fromp.lab.paper import drawings, reproduce, tables
+from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, Kept, Runs, Table
+from fromp.lab.paper.required import ROUGHLY
+from fromp.lab.report import figures
+from fromp.lab.results import metrics, store
 
 TINY = Runs("toy-less-data", "finetune", 2, {"epochs": 1, "tasks": 2}, "tiny")
 QUICK = [runs for exhibit in EXHIBITS.values() for runs in exhibit.runs(quick=True)]
@@ -41,7 +45,7 @@ def write(root, runs, seeds, **changes):
     all_runs = [made_up(runs, seed) for seed in range(seeds)]
     found = {
         "benchmark": runs.benchmark, "method": runs.method, "settings": {**as_json(runs.settings), **changes},
-        "environment": {}, "runs": all_runs, "summary": results.summary(all_runs),
+        "environment": {}, "runs": all_runs, "summary": store.summary(all_runs),
     }  # fmt: skip
     (path / "results.json").write_text(json.dumps(found))
 
@@ -51,12 +55,12 @@ def write_snapshots(root, runs):
     for seed in range(runs.seeds):
         stream, model = BENCHMARKS[runs.benchmark].make(runs.settings, seed)
         weights = {f"weights.{name}": value for name, value in model.state_dict().items()}
-        path = results.seed_folder(root / runs.place, seed)
+        path = store.seed_folder(root / runs.place, seed)
         for task in range(len(stream)):
-            folder.write(path / "tasks" / str(task + 1), "task", weights, {})
+            storage.write(path / "tasks" / str(task + 1), "task", weights, {})
         if runs.settings.boundaries != "given":
             state = {"names": ["squared difference", "Welch's t"], "true": [30, 60], "found": [[30, 30]]}
-            folder.write(path / "trace", "trace", {"values": torch.rand(90, 2, dtype=torch.double)}, state)
+            storage.write(path / "trace", "trace", {"values": torch.rand(90, 2, dtype=torch.double)}, state)
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +88,14 @@ def test_each_is_done_and_renders(root, name):
 
 def test_all_states_are_done(root):
     kept = Kept(root)
-    states = {name: command.progress(exhibit, kept, quick=True)[1] for name, exhibit in EXHIBITS.items()}
+    states = {name: reproduce.progress(exhibit, kept, quick=True)[1] for name, exhibit in EXHIBITS.items()}
     assert set(states.values()) == {"done"}
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_without_runs_a_table_says_so_and_a_figure_is_not_drawn(tmp_path, name):
     exhibit, kept = EXHIBITS[name], Kept(tmp_path)
-    assert command.progress(exhibit, kept)[1].startswith("missing, about ")
+    assert reproduce.progress(exhibit, kept)[1].startswith("missing, about ")
     if name.startswith("table-"):
         assert "not run: about" in exhibit.render(kept, exhibit.runs()).markdown()
     else:
@@ -123,7 +127,7 @@ def test_rendering_writes_every_format_and_one_page(root, tmp_path):
 def test_in_a_browser_the_page_of_everything_does_not_overflow(root, tmp_path, width):
     shutil.copytree(root, tmp_path / "out")
     names = ["table-mnist", "table-cifar", "figure-tau", "figure-toy", "figure-cifar-bars"]
-    command.render(names, tmp_path / "out", True, Console(quiet=True))
+    reproduce.render(names, tmp_path / "out", True, Console(quiet=True))
     found = look(tmp_path / "out" / "paper" / "index.html", tmp_path, width)
     assert found == {"beyond": [], "overflow": 0}
 
@@ -133,7 +137,7 @@ def test_states(tmp_path, monkeypatch):
     exhibit = Exhibit("tiny", "nowhere", tables.by_method, (tiny,))
 
     def state():
-        return command.progress(exhibit, Kept(tmp_path))
+        return reproduce.progress(exhibit, Kept(tmp_path))
 
     monkeypatch.setitem(ROUGHLY, "toy-less-data", 500 * 7.0)  # an epoch takes 7 s
     assert state() == ("0/2", "missing, about 14 s")
@@ -151,17 +155,17 @@ def test_it_learns_what_is_missing_and_keeps_the_rest(tmp_path, monkeypatch, cap
     monkeypatch.setitem(EXHIBITS, "tiny", Exhibit("tiny", "nowhere", tables.by_method, (TINY,)))
     arguments = ["reproduce", "tiny", "--out", str(tmp_path)]
     write(tmp_path, TINY, 1)  # as in a fresh clone: results.json without the seeds' folders
-    before = results.read(tmp_path / TINY.place)["runs"][0]
+    before = store.read(tmp_path / TINY.place)["runs"][0]
     assert cli.main(arguments) == 0
     assert "1 runs" in capsys.readouterr().out
-    runs = results.read(tmp_path / TINY.place)["runs"]
+    runs = store.read(tmp_path / TINY.place)["runs"]
     assert [run["seed"] for run in runs] == [0, 1]
     assert runs[0] == before
     took = json.loads((tmp_path / "paper" / "took.json").read_text())
     assert (took["runs"], took["rendered"], took["quick"]) == (1, ["tiny"], False)
     assert cli.main(arguments) == 0
     assert "runs," not in capsys.readouterr().out  # nothing was left to learn
-    assert results.read(tmp_path / TINY.place)["runs"] == runs
+    assert store.read(tmp_path / TINY.place)["runs"] == runs
 
 
 def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
@@ -170,14 +174,14 @@ def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
     write(tmp_path, tiny, 2)
     middle = Kept(tmp_path).left(tiny)
     assert len(middle) == 1
-    before, seen, snapshot = results.read(tmp_path / tiny.place)["runs"], [], Run._snapshot
+    before, seen, snapshot = store.read(tmp_path / tiny.place)["runs"], [], Run._snapshot
     monkeypatch.setattr(
-        Run, "_snapshot", lambda run: (seen.append(results.read(tmp_path / tiny.place)["runs"]), snapshot(run))
+        Run, "_snapshot", lambda run: (seen.append(store.read(tmp_path / tiny.place)["runs"]), snapshot(run))
     )
     assert cli.main(["reproduce", "tiny", "--out", str(tmp_path), "--quiet"]) == 0
-    assert (results.seed_folder(tmp_path / tiny.place, middle[0]) / "tasks" / "2").exists()
+    assert (store.seed_folder(tmp_path / tiny.place, middle[0]) / "tasks" / "2").exists()
     assert seen == [before, before]  # nothing that is done is lost before all of it is learned again
-    assert results.read(tmp_path / tiny.place)["runs"] != before
+    assert store.read(tmp_path / tiny.place)["runs"] != before
 
 
 def test_what_others_share_their_first_task_with_comes_first(tmp_path):
@@ -259,7 +263,7 @@ def test_forward_transfer_needs_networks_of_their_own(root, tmp_path):
     runs = exhibit.runs(quick=True)
     kept = Kept(root)
     fromp, separate = (next(one for one in runs if one.method == method) for method in ("fromp", "separate"))
-    found, alone = (results.read(root / one.place)["runs"][0] for one in (fromp, separate))
+    found, alone = (store.read(root / one.place)["runs"][0] for one in (fromp, separate))
     last = len(found["accuracy"])
     expected = sum(found["accuracy"][i][i] - alone["accuracy"][-1][i] for i in range(1, last)) / (last - 1)
     one = tables.forward_transfer(kept.experiment(fromp), kept.experiment(separate))

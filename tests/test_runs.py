@@ -20,18 +20,20 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from fromp import folder, metrics, progress
-from fromp.cli import main
 from fromp.curvature import ggn_diagonal
-from fromp.data.images import Images
-from fromp.errors import CheckpointError, DerivativeError
-from fromp.experiments import BENCHMARKS, Benchmark, settings_for
-from fromp.first_task import FirstTask
-from fromp.methods import METHODS
-from fromp.progress import boundaries_line
-from fromp.runs import Plan, Run
-from fromp.tasks import Split
-from fromp.training import Fit
+from fromp.foundation import storage
+from fromp.foundation.errors import CheckpointError, DerivativeError
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, settings_for
+from fromp.lab.benchmarks.streams import Split
+from fromp.lab.cli import main
+from fromp.lab.data.arrays import Images
+from fromp.lab.engine import watch
+from fromp.lab.engine.first_task import FirstTask
+from fromp.lab.engine.fit import Fit
+from fromp.lab.engine.run import Plan, Run
+from fromp.lab.engine.watch import boundaries_line
+from fromp.lab.methods.registry import METHODS
+from fromp.lab.results import metrics
 
 SHORT = ["toy", "--tasks", "3", "--epochs", "2", "--memory", "10", "--quiet"]
 PLAN = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 1, "memory": 6, "tasks_per_step": 1}))
@@ -52,7 +54,18 @@ def accuracy(out):
 
 
 def command(out, *more):
-    return [sys.executable, "-m", "fromp.cli", "run", *SHORT, "--checkpoint-seconds", "0.02", "--out", str(out), *more]
+    return [
+        sys.executable,
+        "-m",
+        "fromp.lab.cli",
+        "run",
+        *SHORT,
+        "--checkpoint-seconds",
+        "0.02",
+        "--out",
+        str(out),
+        *more,
+    ]
 
 
 def test_killed_again_and_again(tmp_path):
@@ -92,7 +105,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     of = Plan("toy", method, few)
     whole = Run(of, BENCHMARKS["toy"], 0, tmp_path / "whole")
     whole.learn(lambda moment: None, checkpoint_seconds=0)
-    expected = folder.read(tmp_path / "whole" / "checkpoint", "run")[0]
+    expected = storage.read(tmp_path / "whole" / "checkpoint", "run")[0]
     real, writes, limit = os.replace, 0, 0
     restore, within = Fit.restore, []  # whether it was taken up before the last step of a task
     monkeypatch.setattr(
@@ -106,7 +119,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
             raise Died
         real(*arguments)
 
-    monkeypatch.setattr(folder.os, "replace", replace)
+    monkeypatch.setattr(storage.os, "replace", replace)
     path = tmp_path / "dying"
     finished = False
     while not finished:
@@ -121,7 +134,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     assert any(within)
     for name in ("rows", "steps", "threads", "norms"):
         assert getattr(run, name) == getattr(whole, name)
-    got = folder.read(path / "checkpoint", "run")[0]
+    got = storage.read(path / "checkpoint", "run")[0]
     assert got.keys() == expected.keys()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
@@ -139,7 +152,7 @@ def test_a_signal_saves_and_says_so(tmp_path, number, code):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == code
     assert "run the same command again" in out
-    _, state = folder.read(checkpoint.parent, "run")
+    _, state = storage.read(checkpoint.parent, "run")
     assert state["step"] > 0
 
 
@@ -205,8 +218,8 @@ def test_the_curvature_of_a_first_task_is_computed_once_and_changes_nothing(tmp_
         calls.append(of)
         return ggn_diagonal(*of)
 
-    monkeypatch.setattr("fromp.first_task.ggn_diagonal", counting)
-    monkeypatch.setattr("fromp.methods.base.ggn_diagonal", counting)
+    monkeypatch.setattr("fromp.lab.engine.first_task.ggn_diagonal", counting)
+    monkeypatch.setattr("fromp.lab.methods.base.ggn_diagonal", counting)
     shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
     shared.learn(lambda moment: None)
     assert len(calls) == computed
@@ -278,7 +291,7 @@ def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
 
     with pytest.raises(Stop):
         Run(of, benchmark, 0, tmp_path / "stopped").learn(stop, checkpoint_seconds=0)
-    _, state = folder.read(tmp_path / "stopped" / "checkpoint", "run")
+    _, state = storage.read(tmp_path / "stopped" / "checkpoint", "run")
     assert (state["task"], state["step"]) == (1, 5)
     again = Run(of, benchmark, 0, tmp_path / "stopped")
     again.learn(lambda moment: None)
@@ -377,9 +390,9 @@ def test_a_first_task_that_another_run_leaves_meanwhile_is_not_written_over(tmp_
         leaving.start()
         leaving.join(0.3)
         assert not first.path.exists()
-        folder.write(first.path, "first task", {}, {"seconds": 2.0})
+        storage.write(first.path, "first task", {}, {"seconds": 2.0})
     leaving.join()
-    assert folder.read(first.path, "first task")[1]["seconds"] == 2.0
+    assert storage.read(first.path, "first task")[1]["seconds"] == 2.0
 
 
 def test_scalars_go_on_from_task_to_task_whatever_their_length(tmp_path, monkeypatch):
@@ -404,7 +417,7 @@ def test_scalars_go_on_from_task_to_task_whatever_their_length(tmp_path, monkeyp
 
 def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
     clock = iter(range(10**6))
-    monkeypatch.setattr("fromp.runs.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("fromp.lab.engine.run.time", SimpleNamespace(monotonic=lambda: next(clock)))
     run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path)
     begin = run.method.begin_task
     run.method.begin_task = lambda *task: (list(itertools.islice(clock, 1000)), begin(*task))[1]
@@ -451,10 +464,10 @@ def test_tuning_goes_on_when_a_candidate_fails(tmp_path, capsys):
 
 def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatch):
     arguments = ["tune", "toy", "--tasks", "2", "--epochs", "2", "--grid", "tau=0.1,10", "--out"]
-    monkeypatch.setattr(progress, "EVERY_SECONDS", math.inf)
+    monkeypatch.setattr(watch, "EVERY_SECONDS", math.inf)
     assert main([*arguments, str(tmp_path / "short")]) == 0
     assert "task ends in" not in capsys.readouterr().out
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "EVERY_SECONDS", 0.0)
     assert main([*arguments, str(tmp_path / "quiet"), "--quiet"]) == 0
     assert "task ends in" not in capsys.readouterr().out
     assert main([*arguments, str(tmp_path / "long")]) == 0

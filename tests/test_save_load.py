@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import FROMP, GLM, Bernoulli, Categorical, CheckpointError, Gaussian, IdentityKernel, Poisson, folder, top
+from fromp import FROMP, GLM, Bernoulli, Categorical, CheckpointError, Gaussian, IdentityKernel, Poisson, top
+from fromp.foundation import storage
 
 CONTINUE = """
 import sys, torch
@@ -82,7 +83,7 @@ def test_dying_at_any_write_leaves_what_was_there(tmp_path, monkeypatch, step):
     model, reg = taught()
     reg.save(tmp_path)
     reg.end_task((torch.randn(30, 4), torch.arange(30) % 2), head=[0, 1])
-    real, count = folder.os.replace, 0
+    real, count = storage.os.replace, 0
 
     def dies(*arguments):
         nonlocal count
@@ -91,7 +92,7 @@ def test_dying_at_any_write_leaves_what_was_there(tmp_path, monkeypatch, step):
         count += 1
         real(*arguments)
 
-    monkeypatch.setattr(folder.os, "replace", dies)
+    monkeypatch.setattr(storage.os, "replace", dies)
     with pytest.raises(OSError, match="the power went"):
         reg.save(tmp_path)
     monkeypatch.undo()

@@ -7,18 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import FROMP, Calibrated, Categorical, CheckpointError, Gaussian, TaskFree, Welch, folder
-from fromp.cli import main
+from fromp import FROMP, Calibrated, Categorical, CheckpointError, Gaussian, TaskFree, Welch
 from fromp.curvature import ggn_diagonal
-from fromp.detection import Detector, Verdict
-from fromp.errors import FrompError
-from fromp.examples import TensorExamples
-from fromp.experiments import BENCHMARKS, settings_for
-from fromp.methods.plain import Finetune, Joint
-from fromp.methods.quadratic import EWC
-from fromp.model import trainable
-from fromp.reservoir import Reservoir, Sample, hashes
-from fromp.runs import Plan, Run
+from fromp.derivatives.model import trainable
+from fromp.foundation import storage
+from fromp.foundation.errors import FrompError
+from fromp.foundation.examples import TensorExamples
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
+from fromp.lab.cli import main
+from fromp.lab.engine.run import Plan, Run
+from fromp.lab.methods.bounds import Finetune, Joint
+from fromp.lab.methods.quadratic import EWC
+from fromp.taskfree.detectors import Detector, Verdict
+from fromp.taskfree.reservoir import Reservoir, Sample, hashes
 
 PER_TASK = 120
 
@@ -385,7 +386,7 @@ def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
                 result = run.learn(watch, checkpoint_seconds=0.05)
             except Died:
                 continue
-        return result, folder.read(path / "checkpoint", "run")[0], folder.read(path / "trace", "trace")
+        return result, storage.read(path / "checkpoint", "run")[0], storage.read(path / "trace", "trace")
 
     whole, tensors, trace = learn(tmp_path / "whole", [])
     again, tensors_again, trace_again = learn(tmp_path / "again", [90, 70, 80])

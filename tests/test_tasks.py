@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from fromp import data
-from fromp.data.images import Images
-from fromp.experiments import BENCHMARKS, settings_for
-from fromp.tasks import (
+from fromp.lab import data
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
+from fromp.lab.benchmarks.streams import (
     TOY_VARIATIONS,
     Blobs,
     Chain,
@@ -18,6 +17,7 @@ from fromp.tasks import (
     one_head,
     output_a_class,
 )
+from fromp.lab.data.arrays import Images
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_setting_asks_for_validation():
 
 def test_digits_forget_less_with_fromp(tmp_path):
     """The newcomer's benchmark, without any download: seconds, and clearly less forgetting than plain training."""
-    from fromp.runs import Plan, Run
+    from fromp.lab.engine.run import Plan, Run
 
     forgotten = {}
     for method in ("fromp", "finetune"):

@@ -5,19 +5,22 @@ import sys
 
 import pytest
 
-from fromp import figures, trials
-from fromp.cli import main
-from fromp.errors import FrompError
+from fromp.foundation.errors import FrompError
+from fromp.lab.bench import detectors
+from fromp.lab.cli import main
+from fromp.lab.report import figures
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setitem(trials.TRIALS, "small", trials.Trial("two permutations", trials._permuted, (0, 1), 150))
+    monkeypatch.setitem(
+        detectors.TRIALS, "small", detectors.Trial("two permutations", detectors._permuted, (0, 1), 150)
+    )
 
 
 @pytest.mark.parametrize(("detector", "latest"), [("calibrated", 0), ("divergence", 40)])
 def test_a_change_is_found_where_it_is(detector, latest):
-    found = trials.run("small", detector, dataset="digits")
+    found = detectors.run("small", detector, dataset="digits")
     assert found["true"] == [150]
     assert (found["misses"], found["false_alarms"]) == (0, 0)
     assert 0 <= found["shifts"][0] <= latest
@@ -27,29 +30,29 @@ def test_a_change_is_found_where_it_is(detector, latest):
 
 
 def test_a_stream_that_stays_the_same_raises_no_alarm(monkeypatch):
-    monkeypatch.setitem(trials.TRIALS, "still", trials.Trial("one task", trials._permuted, (0,), 1000))
-    found = trials.run("still", "calibrated", dataset="digits")
+    monkeypatch.setitem(detectors.TRIALS, "still", detectors.Trial("one task", detectors._permuted, (0,), 1000))
+    found = detectors.run("still", "calibrated", dataset="digits")
     assert (found["minibatches"], found["false_alarms"]) == (1000, 0)
 
 
-@pytest.mark.parametrize("detector", trials.DETECTORS)
+@pytest.mark.parametrize("detector", detectors.DETECTORS)
 def test_every_detector_runs(detector):
-    found = trials.run("small", detector, dataset="digits", share=0.2)
+    found = detectors.run("small", detector, dataset="digits", share=0.2)
     assert found["minibatches"] == 60
 
 
 def test_a_detector_that_announces_everything_is_stopped(monkeypatch):
-    monkeypatch.setattr(trials, "MOST_ALARMS", 2)
-    monkeypatch.setitem(trials.DETECTORS, "always", lambda: trials.Welch(1e-9))
-    found = trials.run("small", "always", dataset="digits", share=0.5)
+    monkeypatch.setattr(detectors, "MOST_ALARMS", 2)
+    monkeypatch.setitem(detectors.DETECTORS, "always", lambda: detectors.Welch(1e-9))
+    found = detectors.run("small", "always", dataset="digits", share=0.5)
     assert len(found["found"]) == 2
     assert found["minibatches"] < 150
 
 
 def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
     for _ in range(2):
-        trials.main(tmp_path, ["small"], ["welch"], seeds=2, dataset="digits", share=0.2)
-        monkeypatch.setattr(trials, "run", None)
+        detectors.main(tmp_path, ["small"], ["welch"], seeds=2, dataset="digits", share=0.2)
+        monkeypatch.setattr(detectors, "run", None)
     report = json.loads((tmp_path / "small.json").read_text())
     assert [run["seed"] for run in report["runs"]] == [0, 1]
     assert (
@@ -59,7 +62,7 @@ def test_what_is_there_is_not_run_again(tmp_path, monkeypatch, capsys):
 
 def test_quick_runs_have_a_row_of_their_own(tmp_path, capsys):
     for share in (0.2, 0.3):
-        trials.main(tmp_path, ["small"], ["welch"], seeds=1, dataset="digits", share=share)
+        detectors.main(tmp_path, ["small"], ["welch"], seeds=1, dataset="digits", share=share)
     rows = capsys.readouterr().out.splitlines()[-2:]
     assert [row.split("|")[1].strip() for row in rows] == [
         "two permutations, digits, 20 % of each task",
@@ -84,13 +87,13 @@ def test_wrong_arguments(arguments, message, tmp_path, capsys):
 
 def test_a_river_detector_cannot_be_saved():
     with pytest.raises(FrompError, match="cannot be saved"):
-        trials.DETECTORS["adwin"]().state()
+        detectors.DETECTORS["adwin"]().state()
 
 
 def test_river_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "river", None)
     with pytest.raises(FrompError, match=r"river is not installed; in a clone of fromp: pip install '\.\[drift\]'"):
-        trials.DETECTORS["adwin"]()
+        detectors.DETECTORS["adwin"]()
 
 
 def test_the_figure_marks_what_was_found():
@@ -107,4 +110,4 @@ def test_the_help_names_every_stream_and_detector(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["detect", "--help"])
     said = capsys.readouterr().out
-    assert [name for name in (*trials.TRIALS, *trials.DETECTORS) if name not in said] == ["small"]
+    assert [name for name in (*detectors.TRIALS, *detectors.DETECTORS) if name not in said] == ["small"]

@@ -7,7 +7,7 @@ from zoo import ZOO, N, build
 
 from fromp import FROMP, Bernoulli, Categorical, FullKernel, Gaussian, IdentityKernel, Poisson, gp
 from fromp.curvature import ggn_diagonal
-from fromp.examples import TensorExamples
+from fromp.foundation.examples import TensorExamples
 
 HEADS = [None, (3, 1)]
 OUTPUTS = 4

@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, SubsetRandomSampler, TensorDataset
 
 from fromp import FROMP, Categorical, FrompError, IdentityKernel, gp, memorability
-from fromp.cli import main
 from fromp.curvature import ggn_diagonal
-from fromp.errors import CheckpointError
-from fromp.examples import TensorExamples
-from fromp.model import detached
-from fromp.tape import bytes_per_example
+from fromp.derivatives.model import detached
+from fromp.derivatives.tape import bytes_per_example
+from fromp.foundation.errors import CheckpointError
+from fromp.foundation.examples import TensorExamples
+from fromp.lab.cli import main
 
 N = 5
 
@@ -321,7 +321,7 @@ def test_many_classes_stay_within_the_budget():
 import torch
 from torch import nn
 from fromp import FROMP, Categorical, IdentityKernel
-from fromp.bench.machine import _peak
+from fromp.lab.bench.machine import _peak
 torch.set_num_threads(1)
 model, x, y = nn.Linear(10, 200), torch.randn(2000, 10), torch.arange(2000) % 200
 warm = FROMP(nn.Linear(10, 2), Categorical(), memory_size=2, kernel=IdentityKernel)
@@ -471,7 +471,7 @@ def test_no_penalty_still_learns_when_gradients_are_clipped(tmp_path):
 
 def test_terminating_several_jobs_leaves_no_process_behind(tmp_path):
     """Orphans would go on writing into a folder that the next run believes to be its own."""
-    command = [sys.executable, "-m", "fromp.cli", "run", "toy", "--seeds", "2", "--jobs", "2", "--epochs", "500"]
+    command = [sys.executable, "-m", "fromp.lab.cli", "run", "toy", "--seeds", "2", "--jobs", "2", "--epochs", "500"]
     command += ["--quiet", "--checkpoint-seconds", "0.2", "--out", str(tmp_path)]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -64,9 +64,9 @@ class Learned(NamedTuple):
 
 def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) -> Learned:
     """One run of a case."""
-    from fromp.experiments import BENCHMARKS, settings_for
-    from fromp.model import evaluating
-    from fromp.runs import Moment, Plan, Run
+    from fromp.derivatives.model import evaluating
+    from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
+    from fromp.lab.engine.run import Moment, Plan, Run
 
     plan = Plan(benchmark, method, settings_for(benchmark, changes, method))
     losses: Losses = [[] for _ in range(plan.settings.tasks)]
@@ -87,9 +87,9 @@ def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) ->
 
 def settings() -> dict[str, Case]:
     """Of each kept results.json: what differs from today's preset, as recorded then, and the average accuracy."""
-    from fromp.experiments import settings_for
-    from fromp.report.experiment import find
-    from fromp.runs import Plan
+    from fromp.lab.benchmarks.catalogue import settings_for
+    from fromp.lab.engine.run import Plan
+    from fromp.lab.results.record import find
 
     found = {}
     for path in sorted((ROOT / "results").rglob("results.json")):
@@ -107,7 +107,7 @@ def settings() -> dict[str, Case]:
 
 def blocks() -> dict[str, str]:
     """The generated text of every block that a document has, by the block's name."""
-    from fromp.documents import BLOCKS, OPENING
+    from fill_tables import BLOCKS, OPENING
 
     documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     names = {name for path in documents for name in OPENING.findall(path.read_text(encoding="utf-8"))}

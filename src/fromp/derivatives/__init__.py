@@ -1,0 +1,1 @@
+"""Per-example gradients of any model, within a memory budget."""

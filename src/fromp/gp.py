@@ -1,0 +1,144 @@
+"""DNN2GP: the Gaussian process that a trained network is. Eq. (5), (10) and the appendix "Multiclass setting"."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fromp.curvature import MEMORY_BUDGET
+from fromp.derivatives.gradients import Dense, Outer, outer_grams
+from fromp.derivatives.model import Head, Weights, detached, evaluating, outputs
+from fromp.derivatives.tape import Tape, bytes_per_example
+from fromp.foundation import inputs
+from fromp.foundation.errors import DataError, KernelError
+from fromp.foundation.inputs import Inputs
+from fromp.likelihoods import Likelihood
+
+
+class Prediction(NamedTuple):
+    """The GP predictive of y: its mean and its variance, observation term included, both (b, c)."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+def mean(model: nn.Module, x: Inputs, likelihood: Likelihood, head: Head = None) -> Tensor:
+    """m(x) = E[y | f(x)], Eq. (10): (b, c)."""
+    return likelihood.mean(outputs(model, x, head))
+
+
+def kernel(
+    model: nn.Module,
+    x: Inputs,
+    likelihood: Likelihood,
+    variance: Weights,
+    head: Head = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Tensor:
+    """K_c[i, j] = grad m_c(x_i)' Diag(v) grad m_c(x_j), Eq. (10), one GP for each output: (c, i, j).
+
+    grad m_c = Lambda^(c) J for the canonical links of the paper, J itself for regression.
+    """
+    weights = detached(model, tuple(variance))
+    with evaluating(model):
+        tiles = list(_tiles(model, weights, x, head, memory_budget // 2))  # two of them at a time
+        blocks: dict[tuple[int, int], Tensor] = {}
+        for i, rows in enumerate(tiles):
+            left = Tape(model, weights, rows, head)
+            for j, columns in enumerate(tiles[: i + 1]):
+                right = left if i == j else Tape(model, weights, columns, head)
+                blocks[i, j] = _block(left, right, likelihood, variance, memory_budget)
+                blocks[j, i] = blocks[i, j].mT
+    n = len(tiles)
+    return torch.cat([torch.cat([blocks[i, j] for j in range(n)], -1) for i in range(n)], -2)
+
+
+def predict(
+    model: nn.Module,
+    x: Inputs,
+    likelihood: Likelihood,
+    variance: Weights,
+    head: Head = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Prediction:
+    """E[y] = m(x), Var[y_c] = K_c(x, x) + Var[y_c | f(x)], the appendix's predictive for one GP an output."""
+    if inputs.num_examples(x) == 0:
+        raise DataError("there is nothing to predict: x holds no examples.")
+    weights = detached(model, tuple(variance))
+    means, variances = [], []
+    with evaluating(model):
+        for part in _tiles(model, weights, x, head, memory_budget):
+            tape = Tape(model, weights, part, head)
+            f = tape.f.detach()
+            columns = []
+            for slope in _slopes(likelihood, f):
+                of_weights = (g.weighted_squares(variance[name]) for name, g in tape.gradients(slope))
+                columns.append(sum(of_weights, torch.zeros_like(f[:, 0])))
+            means.append(likelihood.mean(f))
+            variances.append(torch.stack(columns, -1) + likelihood.noise(f))
+    return Prediction(torch.cat(means), torch.cat(variances))
+
+
+def inverse(kernel: Tensor, jitter: float) -> Tensor:
+    """(K + jitter I)^-1 for each output, in double precision throughout: (c, i, j)."""
+    return torch.cholesky_inverse(cholesky(kernel, jitter))
+
+
+def cholesky(kernel: Tensor, jitter: float) -> Tensor:
+    """The lower factor of K + jitter I for each output, in double precision: (c, i, j)."""
+    if not bool(torch.isfinite(kernel).all()):
+        raise KernelError(
+            "the kernel is not finite; look for derivatives that are not, or a prior_precision near zero."
+        )
+    regular = kernel.double() + jitter * torch.eye(kernel.shape[-1], dtype=torch.double, device=kernel.device)
+    factor, failed = torch.linalg.cholesky_ex(regular)
+    if bool(failed.any()):
+        output = int(failed.nonzero()[0])
+        smallest = float(torch.linalg.eigvalsh(kernel[output].double())[0])
+        raise KernelError(
+            f"the kernel of output {output} is not positive definite: its smallest eigenvalue is {smallest:.3g} "
+            f"and jitter={jitter:g} does not lift it above zero; use a jitter well above {abs(smallest):.1g}."
+        )
+    return factor
+
+
+def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, memory_budget: int) -> Tensor:
+    """The kernel between the examples of two tapes: (c, i, j)."""
+    slopes = list(zip(_slopes(likelihood, left.f.detach()), _slopes(likelihood, right.f.detach()), strict=True))
+    total = torch.zeros(len(slopes), len(left.f), len(right.f), dtype=torch.double, device=left.f.device)
+    outer: dict[str, tuple[list[Outer], list[Outer]]] = {}
+    for c, (at_left, at_right) in enumerate(slopes):
+        # One output at a time: the gradients of all of them at once would be classes times larger.
+        g = dict(left.gradients(at_left))
+        h = g if right is left else dict(right.gradients(at_right))
+        for name in (name for name in g if name in h):
+            gi, hj = g[name], h[name]
+            if isinstance(gi, Outer) and isinstance(hj, Outer):  # small enough to wait for the other outputs
+                both = outer.setdefault(name, ([], []))
+                both[0].append(gi)
+                both[1].append(hj)
+            else:  # a layer that sees every example of one part and only some of the other is both
+                gi, hj = (one.dense() if isinstance(one, Outer) else one for one in (gi, hj))
+                assert isinstance(gi, Dense)
+                assert isinstance(hj, Dense)
+                total[c] += gi.gram(hj, variance[name])
+    for name, (gs, hs) in outer.items():
+        total += outer_grams(gs, gs if right is left else hs, variance[name], memory_budget)
+    return total
+
+
+def _slopes(likelihood: Likelihood, f: Tensor) -> Iterator[Tensor]:
+    """d m_c / d f for each output c in turn: (b, c)."""
+    with torch.enable_grad():
+        f = f.detach().requires_grad_()
+        m = likelihood.mean(f)
+        for c in range(m.shape[-1]):
+            (slope,) = torch.autograd.grad(m[:, c].sum(), f, retain_graph=True)
+            yield slope
+
+
+def _tiles(model: nn.Module, weights: Weights, x: Inputs, head: Head, memory_budget: int) -> Iterator[Inputs]:
+    few = inputs.take(x, slice(0, 2))
+    size = max(1, memory_budget // bytes_per_example(model, weights, few, head))
+    yield from inputs.split(x, size)

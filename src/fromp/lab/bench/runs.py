@@ -1,0 +1,123 @@
+"""What the end of a task and a whole run cost."""
+
+import statistics
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fromp import gp
+from fromp.curvature import ggn_diagonal
+from fromp.derivatives.model import detached, trainable
+from fromp.foundation.examples import TensorExamples
+from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS
+from fromp.lab.bench.timing import interleaved
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Settings
+from fromp.lab.benchmarks.networks import initialise, mlp
+from fromp.lab.benchmarks.streams import Permuted
+from fromp.lab.data.arrays import Images
+from fromp.lab.engine.run import Plan, Run
+from fromp.likelihoods import Categorical
+from fromp.memory import assess, memorability
+
+
+def curvature_costs(name: str, repetitions: int) -> dict[str, Any]:
+    """The GGN pass and a task's kernels, each against as many plain backward passes as there are classes."""
+    setting = SETTINGS[name]()
+    n = {"mlp": 2000, "cnn": 256}[name]
+    x, y, memory = setting.images(n), setting.labels(n), setting.images(POINTS)
+    names = trainable(setting.model)
+    variance = {k: torch.ones_like(w).detach() for k, w in detached(setting.model, names).items()}
+    data = TensorExamples(x, y)
+    seconds = interleaved(
+        {
+            "scores": lambda: assess(setting.model, data, Categorical(), setting.generator, None, memorability),
+            "backward": lambda: plain_backwards(setting.model, x),
+            "ggn": lambda: ggn_diagonal(setting.model, names, data, Categorical()),
+            "backward of memory": lambda: plain_backwards(setting.model, memory),
+            "kernel": lambda: gp.inverse(gp.kernel(setting.model, memory, Categorical(), variance), 1e-3),
+        },
+        repetitions,
+    )
+    return {
+        "network": name,
+        "examples": n,
+        "seconds": seconds,
+        "ggn_ratio": seconds["ggn"] / seconds["backward"],
+        "kernel_ratio": seconds["kernel"] / seconds["backward of memory"],
+    }
+
+
+def split_cifar_cost(steps: list[dict[str, Any]], curvature: list[dict[str, Any]]) -> dict[str, Any]:
+    """A whole run of FROMP on Split CIFAR against plain training on as many images, memory's included.
+
+    Put together from the parts measured in this run: the steps of each task, the scores, the GGN and the kernels.
+    """
+    settings = BENCHMARKS["split-cifar"].settings
+    rows = {row["past_tasks"]: row["seconds"] for row in steps if row["network"] == "cnn"}
+    (once,) = [row for row in curvature if row["network"] == "cnn"]
+    samples = {past: settings.batch_size + past * POINTS for past in rows}
+    plain = statistics.median(seconds["plain"] / samples[past] for past, seconds in rows.items())
+    images, stepping, ending = 0, 0.0, 0.0
+    for past in range(settings.tasks):
+        seen = images_of(settings, past, settings.memory)
+        images += seen
+        stepping += seen * (rows[past]["fromp"] / samples[past] if past else plain)
+        ending += examples_of(past) / once["examples"] * (once["seconds"]["scores"] + once["seconds"]["ggn"])
+        ending += (past + 1) * once["seconds"]["kernel"]
+    return {"images": images, "steps": stepping, "ends": ending, "ratio": images * plain / (stepping + ending)}
+
+
+def examples_of(past: int) -> int:
+    """Of a task of Split CIFAR, by the number of those before it."""
+    return 5_000 if past else 50_000
+
+
+def images_of(settings: Settings, past: int, memory: int) -> int:
+    """That the steps of a task of Split CIFAR look at, with so many of each past task in each step."""
+    steps_an_epoch = -(-examples_of(past) // settings.batch_size)
+    return settings.epochs * (examples_of(past) + steps_an_epoch * past * memory)
+
+
+def engine_cost(repetitions: int) -> dict[str, Any]:
+    """A whole `finetune` run, with its tests, checkpoints and results, against a loop written by hand."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (14_000, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(CLASSES, (14_000,), generator=generator)
+    images = Images(pixels[:12_000], labels[:12_000], pixels[12_000:], labels[12_000:], ())
+    stream = Permuted(images, 3, CLASSES, seed=0)
+    settings = replace(BENCHMARKS["permuted-mnist"].settings, tasks=3, epochs=5, clip=None)
+    benchmark = Benchmark("random pictures", lambda seed: stream, BENCHMARKS["permuted-mnist"].network, settings)
+
+    def engine() -> None:
+        with tempfile.TemporaryDirectory() as path:
+            Run(Plan("permuted-mnist", "finetune", settings), benchmark, 0, Path(path)).learn(lambda moment: None)
+
+    def by_hand() -> None:
+        model = initialise(lambda: mlp(784, settings.hidden, CLASSES), 0)
+        for place in range(3):
+            x, y = stream.task(place).train.x, stream.task(place).train.y
+            optimizer = torch.optim.Adam(model.parameters(), settings.lr, fused=True)
+            for _ in range(settings.epochs):
+                for chosen in torch.randperm(len(y)).split(settings.batch_size):
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+                    optimizer.step()
+            with torch.no_grad():
+                for test in (stream.task(seen).test for seen in range(place + 1)):
+                    (model(test.x).argmax(1) == test.y).float().mean().item()
+
+    seconds = interleaved({"by hand": by_hand, "engine": engine}, repetitions)
+    return {"seconds": seconds, "ratio": seconds["engine"] / seconds["by hand"]}
+
+
+def plain_backwards(model: nn.Module, x: Tensor) -> None:
+    """One forward pass and one ordinary backward pass for each class."""
+    model.eval()
+    f, parameters = model(x), list(model.parameters())
+    for c in range(CLASSES):
+        torch.autograd.grad(f[:, c].sum(), parameters, retain_graph=True)

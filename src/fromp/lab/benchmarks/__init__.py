@@ -1,0 +1,1 @@
+"""Streams of tasks, the networks for them, and their settings."""

@@ -1,0 +1,73 @@
+"""Labelled examples as tensors, already divided into training and test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fromp.foundation.errors import DataError
+
+
+@dataclass(frozen=True)
+class Floats:
+    """Inputs as float32 (n, ...), labels as int64 (n,) from 0 into `class_names`."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pixels as uint8 (n, channels, height, width), labels as int64 (n,) from 0 into `class_names`."""
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    class_names: tuple[str, ...]
+
+    def floats(self) -> Floats:
+        """The same images with pixels as float32 in [0, 1]."""
+        return Floats(unit(self.train_x), self.train_y, unit(self.test_x), self.test_y, self.class_names)
+
+
+def unit(pixels: Tensor) -> Tensor:
+    """Bytes 0..255 as float32 in [0, 1], same shape; numbers of any other type as they are, in float32."""
+    return pixels.to(torch.float32) / 255 if pixels.dtype == torch.uint8 else pixels.to(torch.float32)
+
+
+def class_names(labels: Sequence[str | int]) -> tuple[str, ...]:
+    """The different labels in order: by value where all are whole numbers, else by alphabet."""
+    names = {str(label) for label in labels}
+    numbers = all(name.removeprefix("-").isdecimal() for name in names)
+    return tuple(sorted(names, key=int) if numbers else sorted(names))
+
+
+def numbered(labels: Sequence[str | int], names: tuple[str, ...]) -> Tensor:
+    """Each label's place in `names`: int64 (n,)."""
+    places = {name: place for place, name in enumerate(names)}
+    unknown = {str(label) for label in labels} - places.keys()
+    if unknown:
+        raise DataError(
+            f"the test data have classes {sorted(unknown)} that the training data lack; "
+            f"training has {list(names)[:20]}."
+        )
+    return torch.tensor([places[str(label)] for label in labels], dtype=torch.int64)
+
+
+def every_fifth(labels: Tensor, class_names: tuple[str, ...]) -> Tensor:
+    """Which examples are for testing, the third of every five of each class in the order given: bool (n,)."""
+    test = torch.zeros(len(labels), dtype=torch.bool)
+    for label, name in enumerate(class_names):
+        members = (labels == label).nonzero().flatten()
+        if len(members) < 3:
+            raise DataError(
+                f"class {name!r} has {len(members)} examples and a test split needs at least 3; "
+                "add examples, or give training and test data separately."
+            )
+        test[members[2::5]] = True
+    return test

@@ -1,0 +1,1 @@
+"""What learns a plan: fitting, runs, processes, progress."""

@@ -1,0 +1,162 @@
+"""One trainer for every method: the fitting of a task."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fromp.derivatives.model import Head, evaluating
+from fromp.foundation.examples import Examples
+from fromp.lab.methods.base import Loss, Method, Part, Training, by_set
+
+SCHEDULES: dict[str, Callable[[float], float]] = {  # the share of a task that is done -> a factor on lr
+    "constant": lambda done: 1.0,
+    "linear-decay": lambda done: 1.0 - done,
+}
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How a task is fitted."""
+
+    epochs: int
+    batch_size: int
+    lr: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    clip: float | None = None  # of the norm of the gradient of `mean nll + penalty`
+    schedule: str = "constant"
+
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Adam:
+        """Adam for these parameters."""
+        return torch.optim.Adam(parameters, self.lr, (self.beta1, self.beta2), fused=True)
+
+
+class Fit:
+    """The fitting of one task, step by step, from any step on."""
+
+    def __init__(
+        self,
+        method: Method,
+        training: Training,
+        settings: Optimisation,
+        seed: int,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.method, self.settings = method, settings
+        self._batches = Shuffled(training, settings.batch_size, seed)
+        self.num_steps = settings.epochs * self._batches.steps_per_epoch
+        self.optimizer = optimizer or settings.optimizer(method.parameters())
+        self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
+        self.largest_norm = -math.inf  # of the gradient, before it was clipped; infinite where nobody knows it
+
+    def steps(self) -> Iterator[int]:
+        """Train from the present step to the last, yielding the number of steps done."""
+        settings = self.settings
+        factor = SCHEDULES[settings.schedule]
+        self.method.model.train()
+        for batch in self._batches.batches(self.step, self.num_steps):
+            for group in self.optimizer.param_groups:
+                group["lr"] = settings.lr * factor(self.step / self.num_steps)
+            self.loss = self.learn(batch)
+            self.step += 1
+            yield self.step
+
+    def learn(self, batch: list[Part]) -> Loss:
+        """One step."""
+        loss, norm = step(self.method, self.optimizer, self.method.loss(batch), self.settings.clip)
+        self.largest_norm = max(self.largest_norm, norm)
+        return loss
+
+    @property
+    def known_norm(self) -> float | None:
+        """`largest_norm`, or None: JSON has no infinity."""
+        return self.largest_norm if math.isfinite(self.largest_norm) else None
+
+    def state(self) -> dict[str, Tensor]:
+        """The optimiser's moments, by parameter."""
+        return moments(self.optimizer)
+
+    def restore(self, step: int, tensors: dict[str, Tensor]) -> None:
+        """Go on from `step`, with the moments that `state` gave then."""
+        restore_moments(self.optimizer, tensors)
+        self.step = step
+
+
+def step(method: Method, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None) -> tuple[Loss, float]:
+    """One step down a loss; returns its value, and the norm of its gradient if that is clipped, else infinity."""
+    optimizer.zero_grad()
+    (loss.data + loss.penalty).backward()
+    norm = math.inf
+    if clip is not None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = float(nn.utils.clip_grad_norm_(parameters, clip))
+    optimizer.step()
+    method.after_step()
+    return Loss(loss.data.detach(), loss.penalty.detach()), norm
+
+
+def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser keeps of its past steps, by parameter; `restore_moments` gives it back."""
+    return {
+        f"{place}.{name}": value
+        for place, of_parameter in optimizer.state_dict()["state"].items()
+        for name, value in of_parameter.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Return to the moments that `moments` gave; the learning rate and the like stay."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        place, name = key.split(".")
+        like = parameters[int(place)]
+        if value.shape == like.shape:  # laid out in memory as the weights are: fused optimisers go by that
+            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
+        state.setdefault(int(place), {})[name] = value
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+class Shuffled:
+    """Minibatches of one or several sets of examples, in a new order each epoch that depends on the seed alone."""
+
+    def __init__(self, training: Training, batch_size: int, seed: int) -> None:
+        self._training, self._batch_size, self._seed = training, batch_size, seed
+        self._sizes = [len(examples) for examples, _ in training]
+        self.steps_per_epoch = -(-sum(self._sizes) // batch_size)
+
+    def batches(self, start: int, stop: int) -> Iterator[list[Part]]:
+        """The minibatches number `start` to `stop - 1`, counted over all epochs."""
+        order = torch.empty(0, dtype=torch.long)
+        for step in range(start, stop):
+            epoch, place = divmod(step, self.steps_per_epoch)
+            if place == 0 or step == start:
+                generator = torch.Generator().manual_seed(hash_seed(self._seed, epoch))
+                order = torch.randperm(sum(self._sizes), generator=generator)
+            yield self._parts(order[place * self._batch_size : (place + 1) * self._batch_size])
+
+    def _parts(self, chosen: Tensor) -> list[Part]:
+        found = zip(self._training, by_set(chosen, self._sizes), strict=True)
+        return [(*examples.take(own), head) for (examples, head), own in found if len(own)]
+
+
+def accuracy(method: Method, examples: Examples, head: Head, task: int, batch_size: int = 2000) -> float:
+    """The share of examples whose largest output is their label."""
+    correct = 0
+    with evaluating(method.model), torch.no_grad():
+        for x, y in examples.batches(batch_size):
+            correct += int((method.predict_outputs(x, head, task).argmax(1) == y).sum())
+    return correct / len(examples)
+
+
+def hash_seed(*numbers: int) -> int:
+    """One seed out of several numbers, so that nearby ones give unrelated draws."""
+    mixed = 0x9E3779B97F4A7C15
+    for number in numbers:
+        mixed = ((mixed ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**64
+        mixed ^= mixed >> 31
+    return mixed % 2**63

@@ -1,0 +1,218 @@
+"""Seeds learned one after another or several at once, each resumable, all in one folder."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import torch
+from filelock import FileLock, Timeout
+from joblib import Parallel, delayed, parallel_config
+from joblib.externals.loky import get_reusable_executor
+from rich.console import Console
+
+from fromp.foundation.errors import CheckpointError, FrompError, install
+from fromp.lab.benchmarks.catalogue import benchmark
+from fromp.lab.engine import tensorboard
+from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Moment, Plan, Run, Watch
+from fromp.lab.engine.watch import NowAndThen, Watcher
+from fromp.lab.engine.watch import console as plain_console
+from fromp.lab.results import store
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How seeds are learned; none of it changes the numbers."""
+
+    jobs: int = 1  # seeds at once, each in a process
+    quiet: bool = False
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    first_task: Path | None = None  # a folder in which runs share their first task
+    tensorboard: bool = False
+    ray: bool = False  # the processes on a Ray cluster rather than here
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise FrompError(f"--jobs {self.jobs} is impossible; use at least 1.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One seed of a plan, and the folder of its results."""
+
+    plan: Plan
+    seed: int
+    out: Path
+
+
+def learn(plan: Plan, seeds: list[int], out: Path, manner: Manner, console: Console) -> int:
+    """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
+    with _working_in(out, plan):
+        left = [seed for seed in seeds if not done(out, seed)]
+        if not manner.quiet:
+            already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
+            what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+            console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
+        jobs = [Job(plan, seed, out) for seed in left]
+        return _learn_each(partial(_learn_and_show, manner, not _several(jobs, manner)), jobs, manner)
+
+
+def learn_all(jobs: Sequence[Job], manner: Manner) -> int:
+    """Learn seeds of several plans, done or not, with a line for each; one that fails leaves the others alone.
+
+    The exit code is that of `learn`, 2 if one failed.
+    """
+    with ExitStack() as folders:
+        for out, plan in {job.out: job.plan for job in jobs}.items():
+            folders.enter_context(_working_in(out, plan))
+        return _learn_each(partial(_learn_and_tell, manner, list(jobs)), jobs, manner)
+
+
+def unfinished(jobs: Sequence[Job]) -> list[Job]:
+    """Those that are not done; an error if a folder holds runs of another plan."""
+    for out, plan in {job.out: job.plan for job in jobs}.items():
+        with _working_in(out, plan):
+            pass
+    return [job for job in jobs if not done(job.out, job.seed)]
+
+
+def _learn_each(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> int:
+    codes = _at_once(one, jobs, manner) if _several(jobs, manner) else _in_turn(one, jobs)
+    return max(codes, default=0)
+
+
+def _several(jobs: Sequence[Job], manner: Manner) -> bool:
+    """Whether other processes do it."""
+    return bool(jobs) and (manner.ray or min(manner.jobs, len(jobs)) > 1)
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """No other process works in the folder meanwhile."""
+    out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _working_in(out: Path, plan: Plan) -> Iterator[None]:
+    """Alone in a folder that has no runs of other plans, each of its runs in a file of its own."""
+    with alone_in(out):
+        if (out / "results.json").exists() and (different := plan.differences(store.read(out))):
+            raise CheckpointError(
+                f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
+            )
+        store.unfold(out)
+        yield
+
+
+def _in_turn(one: Callable[[Job], int], jobs: Sequence[Job]) -> list[int]:
+    codes = []
+    for job in jobs:
+        codes.append(one(job))
+        if codes[-1] >= 128:  # a signal, which is meant for all of them
+            break
+    return codes
+
+
+def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> list[int]:
+    if manner.ray:
+        try:
+            from ray.util.joblib import register_ray
+        except ImportError as error:
+            raise FrompError(f"Ray is not installed; {install('ray')}, or leave --ray out.") from error
+        register_ray()
+    with parallel_config(backend="ray" if manner.ray else "loky"), _terminable():
+        parallel = Parallel(n_jobs=min(manner.jobs, len(jobs)), pre_dispatch="n_jobs", batch_size=1)
+        try:
+            return list(parallel(delayed(_on_one_core)(one, job) for job in jobs))
+        except _Terminated:
+            get_reusable_executor().shutdown(wait=True, kill_workers=True)
+            return [128 + signal.SIGTERM]
+
+
+class _Terminated(BaseException):
+    """SIGTERM came to the process that waits for the others."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM raises inside, so that the processes at work can be stopped too."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _on_one_core(one: Callable[[Job], int], job: Job) -> int:
+    torch.set_num_threads(1)
+    return one(job)
+
+
+def _learn_and_show(manner: Manner, alone: bool, job: Job) -> int:
+    """Learn a seed, with its progress and a line after each task; the line moves if no other process writes there."""
+    console = plain_console()
+    with Watcher(console, live=alone and console.is_terminal, quiet=manner.quiet) as show:
+        return _learn_one(manner, job, show)
+
+
+def _learn_and_tell(manner: Manner, jobs: list[Job], job: Job) -> int:
+    """Learn a seed among many: a line now and then, and at the end one that says how it went."""
+    console, place = plain_console(), f"{jobs.index(job) + 1}/{len(jobs)}"
+    try:
+        code = _learn_one(manner, job, NowAndThen(console, place, manner.quiet))
+    except FrompError as error:
+        print(f"  {place:>7}  failed: {error}  {job.out}, seed {job.seed}", file=sys.stderr)
+        return 2
+    if code == 0 and not manner.quiet:
+        run = json.loads((store.seed_folder(job.out, job.seed) / "run.json").read_text())
+        how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
+        console.print(f"  {place:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
+    return code
+
+
+def _learn_one(manner: Manner, job: Job, show: Watch) -> int:
+    plan, seed, out = job.plan, job.seed, job.out
+    path = store.seed_folder(out, seed)
+    run = Run(plan, benchmark(plan.benchmark), seed, path, manner.first_task)
+    log = tensorboard.watcher(path / "tensorboard") if manner.tensorboard else None
+    again = done(out, seed)  # for its snapshots: until it is done once more, what it came to before stands
+
+    def watch(moment: Moment) -> None:
+        if moment.finished and not again:
+            store.record(out, plan, run.result())
+        show(moment)
+        if log is not None:
+            log(moment)
+
+    try:
+        store.record(out, plan, run.learn(watch, manner.checkpoint_seconds))
+    except Interrupted as stop:
+        plain_console().print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
+        return 128 + stop.number
+    return 0
+
+
+def done(out: Path, seed: int) -> bool:
+    """Whether every task of the seed has been learned."""
+    path = store.seed_folder(out, seed) / "run.json"
+    if not path.exists():
+        return False
+    return bool(store.finished([json.loads(path.read_text())]))

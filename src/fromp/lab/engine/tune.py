@@ -1,0 +1,51 @@
+"""Settings tried on held-out training data: the test data are never looked at when one is chosen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fromp.lab.benchmarks.catalogue import as_text, parse_setting
+from fromp.lab.engine.jobs import Job, Manner, learn_all, unfinished
+from fromp.lab.engine.run import Plan
+from fromp.lab.engine.watch import results_table
+from fromp.lab.results import store
+
+HELD_OUT = 0.1  # of the training data
+
+
+def parse_values(text: str) -> tuple[str, list[Any]]:
+    """`KEY=V1,V2` as a setting's name and the values to try."""
+    key, _, values = text.partition("=")
+    parsed = [parse_setting(f"{key}={value}") for value in values.split(",")]
+    return parsed[0][0], [value for _, value in parsed]
+
+
+def candidates(plan: Plan, grid: Mapping[str, Sequence[Any]]) -> dict[str, Plan]:
+    """The plan with every combination of the values, under a name that says which; always with data held out."""
+    settings = replace(plan.settings, validation=plan.settings.validation or HELD_OUT)
+    found = {}
+    for values in product(*grid.values()):
+        changes = dict(zip(grid, values, strict=True))
+        found[_name(changes)] = replace(plan, settings=replace(settings, **changes))
+    return found
+
+
+def tune(plans: Mapping[str, Plan], seeds: Sequence[int], out: Path, manner: Manner, console: Console) -> int:
+    """Learn every candidate that is not done, and show them, the best on held-out data first; the exit code."""
+    jobs = [Job(plan, seed, out / name) for name, plan in plans.items() for seed in seeds]
+    code = learn_all(unfinished(jobs), manner)
+    if code >= 128:
+        return code
+    found = [(name, store.read(out / name)["summary"]) for name in plans if (out / name / "results.json").exists()]
+    rows = [row for row in found if "average_accuracy" in row[1]]  # the others have failed
+    rows.sort(key=lambda row: row[1]["average_accuracy"]["mean"], reverse=True)
+    console.print(results_table("accuracy on held-out training data", rows))
+    return code
+
+
+def _name(changes: Mapping[str, Any]) -> str:
+    return "-".join(f"{key}-{as_text(value)}" for key, value in changes.items()).replace("_", "-") or "preset"

@@ -1,0 +1,166 @@
+"""Progress a person can read: a live line in a terminal, a plain line now and then elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from fromp.lab.engine.run import Moment
+from fromp.lab.methods.registry import METHODS
+
+EVERY_SECONDS = 30.0  # between plain lines within a task
+REFRESH_SECONDS = 0.2  # between updates of the live line
+
+
+class Watcher:
+    """Shows where a run stands. Used as `with Watcher(...) as watch: run.learn(watch)`."""
+
+    def __init__(self, console: Console, live: bool, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
+        self._live = live and not quiet
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=console, transient=True,
+        )  # fmt: skip
+        self._line = self._bar.add_task("", total=1.0, state="", visible=False)
+        self._last = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._bar.stop()
+
+    def __call__(self, moment: Moment) -> None:
+        if self._quiet:
+            return
+        if moment.finished:
+            self._console.print(_task_line(moment), highlight=False)
+            self._last = time.monotonic()
+        elif time.monotonic() - self._last > (REFRESH_SECONDS if self._live else EVERY_SECONDS):
+            self._last = time.monotonic()
+            if self._live:
+                whole = (moment.task + moment.step / moment.num_steps) / moment.num_tasks
+                self._bar.update(
+                    self._line, completed=whole, visible=True, description=f"seed {moment.seed}", state=_state(moment)
+                )
+            else:
+                self._console.print(f"  seed {moment.seed}  {_state(moment)}", highlight=False)
+
+
+class NowAndThen:
+    """Shows where one run of many stands, if it takes long: a plain line with its place among them."""
+
+    def __init__(self, console: Console, name: str, quiet: bool = False) -> None:
+        self._console, self._name, self._quiet = console, name, quiet
+        self._last = time.monotonic()
+
+    def __call__(self, moment: Moment) -> None:
+        if not (self._quiet or moment.finished) and time.monotonic() - self._last > EVERY_SECONDS:
+            self._last = time.monotonic()
+            self._console.print(f"  {self._name:>7}  {_state(moment)}", highlight=False)
+
+
+def results_table(title: str, rows: list[tuple[str, dict]]) -> Table:
+    """A table of summaries: one row a name."""
+    transfers = [name for name in ("backward_transfer", "forward_transfer") if any(name in row for _, row in rows)]
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("")
+    for heading in ("average accuracy", *(name.replace("_", " ") for name in transfers), "seeds", "seconds a seed"):
+        table.add_column(heading, justify="right")
+    for name, summary in rows:
+        accuracy = summary.get("average_accuracy", {})
+        table.add_row(
+            name, percent(accuracy), *(percent(summary.get(transfer, {})) for transfer in transfers),
+            str(accuracy.get("n", 0)), f"{summary['seconds']['mean']:.0f}" if "seconds" in summary else "",
+        )  # fmt: skip
+    return table
+
+
+def matrix_table(accuracy: list[list[float]], seed: int) -> Table:
+    """The accuracy matrix of one run, in percent."""
+    title = f"seed {seed}: accuracy after each task, %"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("after")
+    for j in range(len(accuracy)):
+        table.add_column(f"task {j + 1}", justify="right")
+    table.add_column("average", justify="right")
+    for i, row in enumerate(accuracy):
+        cells = [f"{100 * value:.1f}" for value in row] + [""] * (len(accuracy) - len(row))
+        table.add_row(f"task {i + 1}", *cells, f"{100 * sum(row) / len(row):.2f}")
+    return table
+
+
+def boundaries_line(found: dict[str, Any]) -> str:
+    """Where a run found that a new task had begun, and how right it was."""
+    begins, true = [begin for begin, _ in found["found"]], found["true"]
+    missed, false = found["misses"], found["false_alarms"]
+    verdict = "" if missed == false == 0 else f" ({missed} missed, {false} false)"
+    said = f"new tasks found at minibatch {_first(begins)}" if begins else "no new task found"
+    return f"{said}; they began at {_first(true)}{verdict}" if true else f"{said}; there was none{verdict}"
+
+
+def _first(numbers: list[int], count: int = 12) -> str:
+    return ", ".join(map(str, numbers[:count])) + (", ..." if len(numbers) > count else "")
+
+
+def methods_table() -> Table:
+    """Every method: where it comes from, what it keeps, and what its step costs."""
+    table = Table(title="methods", title_justify="left", title_style="bold")
+    for title in ("", "from", "keeps of the past", "a step costs, beside plain training", "a test says which task"):
+        table.add_column(title)
+    for name, entry in METHODS.items():
+        table.add_row(name, entry.source, entry.stores, entry.step, "always" if entry.told else "with heads")
+    return table
+
+
+def percent(summary: dict) -> str:
+    """Mean and standard error in percent."""
+    if not summary:
+        return ""
+    spread = f" ± {100 * summary['stderr']:.2f}" if summary["n"] > 1 else ""
+    return f"{100 * summary['mean']:.2f}{spread}"
+
+
+def _task_line(moment: Moment) -> str:
+    row = moment.accuracy[-1]
+    values = " ".join(f"{100 * value:5.1f}" for value in row)
+    mean = 100 * sum(row) / len(row)
+    where = f"  seed {moment.seed}  after task {moment.task}/{moment.num_tasks}:"
+    return f"{where}  {values}   average {mean:.2f} %   {moment.seconds:.0f} s"
+
+
+def _state(moment: Moment) -> str:
+    epoch = min(moment.num_epochs, 1 + moment.step * moment.num_epochs // moment.num_steps)
+    text = f"task {moment.task + 1}/{moment.num_tasks}  epoch {epoch}/{moment.num_epochs}"
+    text += f"  loss {float(moment.loss.data):.4f}  penalty {float(moment.loss.penalty):.4f}"
+    if moment.accuracy:
+        row = moment.accuracy[-1]
+        text += f"  average so far {100 * sum(row) / len(row):.1f} %"
+    left = moment.seconds / max(1, moment.step) * (moment.num_steps - moment.step)
+    return f"{text}  task ends in {left:.0f} s"
+
+
+@contextmanager
+def download_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar to be told how many bytes are done, and of how many."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        line = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(line, completed=done, total=total or None)
+
+
+def console() -> Console:
+    """Standard output, wide enough for a plain line when it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120)

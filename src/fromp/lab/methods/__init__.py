@@ -1,0 +1,1 @@
+"""The methods that a run can learn with."""

@@ -1,0 +1,83 @@
+"""Quadratic penalties on the weights: elastic weight consolidation and diagonal Laplace propagation."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from fromp.derivatives.model import as_head, trainable
+from fromp.foundation.examples import as_examples
+from fromp.lab.methods.base import Method, under
+from fromp.likelihoods import Likelihood
+
+
+class Quadratic(Method):
+    """strength / 2 (sum_w F_w (w - c_w)^2 + constant), F the sum of the past tasks' mean Fisher diagonals.
+
+    The Fisher information is that of the model's own predictions, which is the GGN: exact, not sampled.
+    """
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, strength: float) -> None:
+        super().__init__(model, likelihood)
+        self.strength = strength
+        self.fisher: dict[str, Tensor] = {}
+        self.centre: dict[str, Tensor] = {}
+        self.constant = torch.zeros(())
+
+    def penalty(self) -> Tensor:
+        if not self.fisher:
+            return super().penalty()
+        weights = dict(self.model.named_parameters())
+        distances = [(f * (weights[name] - self.centre[name]).square()).sum() for name, f in self.fisher.items()]
+        return 0.5 * self.strength * (torch.stack(distances).sum() + self.constant)
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        examples, weights = as_examples(data), dict(self.model.named_parameters())
+        held = {*self.fisher, *trainable(self.model)}
+        names = tuple(name for name in weights if name in held)  # in the model's order, which a checkpoint may not have
+        total = self.curvature(self.model, names, examples, self.likelihood, as_head(head))
+        for name in names:
+            self._add(name, total[name] / (len(examples) * examples.weight), weights[name].detach().clone())
+
+    @abstractmethod
+    def _add(self, name: str, fisher: Tensor, weight: Tensor) -> None:
+        """Take in one task's Fisher information at its weights."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"fisher.{name}": value for name, value in self.fisher.items()}
+        tensors |= {f"centre.{name}": value for name, value in self.centre.items()}
+        return {**tensors, "constant": self.constant}, {}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        tensors = self.here(tensors)
+        self.fisher, self.centre = under(tensors, "fisher."), under(tensors, "centre.")
+        self.constant = tensors["constant"]
+
+
+@final
+class EWC(Quadratic):
+    """strength / 2 sum_s sum_w F_sw (w - w_s)^2, one penalty a past task (Kirkpatrick et al. 2017, Eq. 3).
+
+    A sum of parabolas is a parabola: it is kept as one, around the mean of the w_s weighted by their F_s, so that
+    a step costs the same however many tasks there are.
+    """
+
+    def _add(self, name: str, fisher: Tensor, weight: Tensor) -> None:
+        before = self.fisher.get(name, torch.zeros_like(fisher))
+        centre = self.centre.get(name, weight)
+        together = before + fisher
+        share = torch.where(together > 0, fisher / together, torch.ones_like(fisher))
+        # F (w - c)^2 + F' (w - c')^2 = (F + F') (w - c'')^2 + F F' / (F + F') (c - c')^2
+        self.constant = self.constant.to(fisher) + (before * share * (weight - centre).square()).sum()
+        self.fisher[name], self.centre[name] = together, centre + share * (weight - centre)
+
+
+@final
+class DLP(Quadratic):
+    """strength / 2 sum_w (sum_s F_sw) (w - w_(t-1))^2: Laplace propagation with diagonals (Smola et al. 2003)."""
+
+    def _add(self, name: str, fisher: Tensor, weight: Tensor) -> None:
+        self.fisher[name] = self.fisher.get(name, torch.zeros_like(fisher)) + fisher
+        self.centre[name] = weight

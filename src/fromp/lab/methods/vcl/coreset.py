@@ -1,0 +1,96 @@
+"""Coresets: examples withheld from a task's training, to be looked at again before a test."""
+
+from abc import ABC, abstractmethod
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from fromp.derivatives.model import Head
+from fromp.foundation.examples import Examples
+from fromp.lab.methods.base import under
+from fromp.likelihoods import Likelihood
+from fromp.memory import assess, per_class
+from fromp.regulariser import FROMP
+
+
+class Coreset(ABC):
+    """How a task's examples are divided into a coreset and the rest."""
+
+    size: int  # examples of each task
+
+    @abstractmethod
+    def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
+        """The indices of the examples to withhold and their scores; the same again for the same past."""
+
+    def keep(self) -> None:
+        """Called once the task that was last chosen from has ended."""
+        return
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the choice for the next task depends on, as tensors and as JSON values."""
+        return {}, {}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Return to a state that `state` gave."""
+        return
+
+
+@final
+class RandomCoreset(Coreset):
+    """`size` random examples of each task, as many of each class."""
+
+    def __init__(self, likelihood: Likelihood, size: int, seed: int) -> None:
+        self.size, self._likelihood, self._seed = size, likelihood, seed
+
+    def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
+        classes = torch.cat([self._likelihood.classes(y) for _, y in examples.batches(10_000)])
+        scores = torch.rand(len(classes), generator=torch.Generator().manual_seed(self._seed + task))
+        chosen = per_class(scores, classes, self.size)
+        return chosen, scores[chosen]
+
+
+@final
+class MemorableCoreset(Coreset):
+    """The memorable past of an independent run of FROMP, which learns each task just before.
+
+    base: the settings that FROMP has on this benchmark. size: points of each task.
+    """
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, size: int, base: Any, seed: int) -> None:
+        base = replace(base, tau=base.tau * base.memory / size, memory=size)  # as for fewer memorable points
+        self.size, self._base, self._seed = size, base, seed
+        self._fromp = FROMP(deepcopy(model), likelihood, base.tau, size, base.prior_precision, base.jitter, seed=seed)
+        self._kept = self._next = self._present()
+
+    def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
+        from fromp.lab.engine.fit import Fit  # which knows the methods, as this does
+
+        fromp, (tensors, state) = self._fromp, self._kept
+        fromp.model.load_state_dict(under(tensors, "model."))
+        fromp.restore(under(tensors, "fromp."), state)
+        with torch.random.fork_rng(devices=[]):  # dropout's masks: the same when a run is taken up again
+            torch.manual_seed(self._seed + task)
+            for _ in Fit(fromp, [(examples, head)], self._base.optimisation(), self._seed + task).steps():
+                pass
+        scores, classes = assess(fromp.model, examples, fromp.likelihood, torch.Generator(), head, fromp.score)
+        fromp.end_task(examples, head)
+        self._next = self._present()
+        chosen = per_class(scores, classes, self.size)
+        return chosen, scores[chosen]
+
+    def keep(self) -> None:
+        self._kept = self._next
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return self._kept
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self._kept = (tensors, state)
+
+    def _present(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, state = self._fromp.state()
+        model = {f"model.{name}": value.clone() for name, value in self._fromp.model.state_dict().items()}
+        return {**model, **{f"fromp.{name}": value for name, value in tensors.items()}}, state

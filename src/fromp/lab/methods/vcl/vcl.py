@@ -1,0 +1,307 @@
+"""Variational continual learning: every weight a Gaussian, each task's posterior the prior of the next."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fromp.derivatives.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
+from fromp.foundation import inputs
+from fromp.foundation.errors import FrompError
+from fromp.foundation.examples import Examples, SomeExamples, as_examples
+from fromp.foundation.inputs import Inputs
+from fromp.lab.methods.base import TEST_SAMPLES, Method, Part, Training, under
+from fromp.lab.methods.vcl.coreset import Coreset
+from fromp.lab.methods.vcl.usage import not_linear, of_other_heads
+from fromp.likelihoods import Likelihood
+from fromp.memory import Memory, pack, unpack
+
+SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
+
+STARTS = ("fresh", "drawn", "initial", "posterior")  # where each task's training begins
+DRAWN = 0.1  # the deviation of the weights that the authors draw
+
+
+@final
+class VCL(Method):
+    """E_q[mean nll] + KL(q_t || q_(t-1)) / N, q_t(w) = prod_w N(mean_w, deviation_w^2) (Nguyen et al. 2018, Eq. 4).
+
+    As improved by Swaroop et al. 2019: outputs of linear maps are sampled instead of their weights (local
+    reparameterisation), and each task starts from small deviations around fresh random weights: in the last posterior,
+    weights that were of no use are as wide as the prior, and would drown the new data in noise. Fresh are the model's
+    initial weights, for each task in another order within every tensor. start="drawn" draws them from N(0, 0.1^2), as
+    the authors do; start="initial" takes the initial ones in their own order each time; start="posterior" starts where
+    the last task ended, as in the first of the two papers. A weight that an example meets more than once, as in a
+    convolution, or in another way is drawn for the whole minibatch: its uses would otherwise get noise of their own
+    each. The means are the model's own weights. A weight that only other heads use is left out of the KL, and so stays
+    as it was until its own head is trained.
+
+    With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
+    tasks is refined on them, head by head, and put back afterwards.
+    """
+
+    first_task_is_plain = False
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        prior_precision: float,
+        initial_deviation: float,
+        seed: int,
+        coreset: Coreset | None = None,
+        coreset_epochs: int = 0,
+        batch_size: int = 128,
+        lr: float = 1e-3,
+        start: str = "fresh",
+    ) -> None:
+        super().__init__(model, likelihood)
+        if start not in STARTS:
+            raise FrompError(f"start='{start}' is not known; use one of {', '.join(STARTS)}.")
+        self.start = start
+        self.coreset, self.coreset_epochs, self.batch_size, self.lr = coreset, coreset_epochs, batch_size, lr
+        weights = detached(model, trainable(model))
+        self.log_deviation = {
+            name: torch.full_like(w, math.log(initial_deviation), requires_grad=True) for name, w in weights.items()
+        }
+        self._start = self._posterior().copies()
+        self.prior = Gaussians(
+            {name: torch.zeros_like(w, requires_grad=False) for name, w in weights.items()},
+            {
+                name: torch.full_like(w, -0.5 * math.log(prior_precision), requires_grad=False)
+                for name, w in weights.items()
+            },
+        )
+        self.num_examples = 0  # of the task at hand; none between tasks
+        self._ended = 0  # tasks
+        self._elsewhere: dict[str, Tensor] = {}  # 1 where a weight is of use to other heads only
+        self._sampled: tuple[str, ...] | None = None  # the weights that are not applied once, by a linear map
+        self._refined: dict[Head, Gaussians] = {}
+        self._held: Memory | None = None
+        self._seed = seed
+        self._noise = torch.Generator(device_of(model)).manual_seed(seed)
+
+    def parameters(self) -> list[Tensor]:
+        return [*super().parameters(), *self.log_deviation.values()]
+
+    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+        if changed := set(trainable(self.model)) ^ set(self.log_deviation):
+            raise FrompError(
+                f"'{min(changed)}' was frozen or unfrozen after VCL was made, which has a deviation for each weight "
+                "that was to be trained then; make another VCL for the model as it is now."
+            )
+        if self.coreset is not None and self.coreset.size >= len(examples):
+            raise FrompError(
+                f"a coreset of {self.coreset.size} leaves nothing of the task's {len(examples)} examples to train on; "
+                "withhold fewer."
+            )
+        x, _ = examples.take(torch.arange(min(len(examples), 256)))
+        x = inputs.move(x, device_of(self.model))
+        self._elsewhere = of_other_heads(self.model, x, head)
+        self._sampled = not_linear(self.model, x, head)
+        if self.start != "posterior":
+            self._posterior().take(self._beginning(), {name: 1 - mask for name, mask in self._elsewhere.items()})
+        self.num_examples = len(examples)
+        if self.coreset is None:
+            return [(examples, head)]
+        held, scores = self.coreset.choose(examples, head, len(self.memories))
+        left = torch.ones(len(examples), dtype=torch.bool)
+        left[held] = False
+        x, y = examples.take(held)
+        x = inputs.transform(lambda part: part.clone(), x)
+        self._held = Memory(inputs.move(x, device_of(self.model)), y.to(device_of(self.model)), scores, head)
+        self.num_examples = int(left.sum())
+        return [(SomeExamples(examples, left.nonzero().flatten()), head)]
+
+    def data_loss(self, batch: Sequence[Part]) -> Tensor:
+        if not self.num_examples:
+            raise FrompError("VCL does not know how much data there is; call begin_task before training on a task.")
+        total = sum(len(y) for _, y, _ in batch)
+        nlls = [
+            self.likelihood.nll(self._sample(self._posterior(), x, head, self._noise), y).sum() for x, y, head in batch
+        ]
+        return torch.stack(nlls).sum() / total
+
+    def penalty(self) -> Tensor:
+        if not self.num_examples:
+            return super().penalty()
+        kept = {name: 1 - mask for name, mask in self._elsewhere.items()}
+        return kl(self._posterior(), self.prior, kept) / self.num_examples
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        if self.coreset is not None and self._held is None:
+            raise FrompError("no coreset has been withheld from this task; call begin_task before training on it.")
+        if self._sampled is None:  # it was never begun
+            x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 256)))
+            self._sampled = not_linear(self.model, inputs.move(x, device_of(self.model)), as_head(head))
+        posterior = self._posterior().copies()
+        if self._elsewhere:
+            posterior.take(self.prior, self._elsewhere)
+        self.prior, self._elsewhere = posterior, {}
+        self._ended, self.num_examples = self._ended + 1, 0
+        if self.coreset is not None and self._held is not None:
+            self.coreset.keep()
+            self.memories.append(self._held)
+            self._held = None
+            self._refined = {head: self._refine(head) for head in dict.fromkeys(m.head for m in self.memories)}
+
+    def predict_outputs(self, x: Inputs, head: Head, task: int) -> Tensor:
+        """The mean prediction over samples of the weights, by the posterior that was refined for the head: (b, c)."""
+        q = self._refined.get(head, self._posterior())
+        noise = torch.Generator(device_of(self.model)).manual_seed(self._seed)
+        means = [self.likelihood.mean(self._sample(q, x, head, noise)) for _ in range(TEST_SAMPLES)]
+        return torch.stack(means).mean(0)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, memories = pack(self.memories)
+        tensors |= {f"log_deviation.{name}": value.detach() for name, value in self.log_deviation.items()}
+        tensors |= self.prior.tensors("prior") | self._start.tensors("start") | {"generator": self._noise.get_state()}
+        for place, q in enumerate(self._refined.values()):
+            tensors |= q.tensors(f"refined.{place}")
+        state: dict[str, Any] = {
+            "memories": memories, "refined": list(self._refined), "ended": self._ended,
+            "num_examples": self.num_examples, "sampled": self._sampled,
+        }  # fmt: skip
+        if self.coreset is not None:
+            more, state["coreset"] = self.coreset.state()
+            tensors |= {f"coreset.{name}": value for name, value in more.items()}
+        return tensors, state
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        if self.coreset is not None:
+            self.coreset.restore(under(tensors, "coreset."), state["coreset"])
+        tensors = self.here({name: t for name, t in tensors.items() if not name.startswith("coreset.")})
+        with torch.no_grad():
+            for name, value in under(tensors, "log_deviation.").items():
+                self.log_deviation[name].copy_(value)
+        self.memories = unpack(tensors, state["memories"])
+        self.prior, self._start = (Gaussians.of(tensors, mark) for mark in ("prior", "start"))
+        self._refined = {
+            as_head(head): Gaussians.of(tensors, f"refined.{place}") for place, head in enumerate(state["refined"])
+        }
+        self._noise.set_state(tensors["generator"])
+        self._ended, self.num_examples = state["ended"], state["num_examples"]
+        self._sampled = None if state["sampled"] is None else tuple(state["sampled"])
+
+    def _posterior(self) -> "Gaussians":
+        return Gaussians(
+            {n: w for n, w in self.model.named_parameters() if n in self.log_deviation}, self.log_deviation
+        )
+
+    def _sample(self, q: "Gaussians", x: Inputs, head: Head, noise: torch.Generator) -> Tensor:
+        """The outputs at weights drawn from q: (b, c)."""
+        drawn = {name: _draw(q.mean[name], q.log_deviation[name].exp(), noise) for name in self._sampled or ()}
+        linear = {name: weight for name, weight in q.mean.items() if name not in drawn}
+        with Local(linear, q.log_deviation, noise):
+            return outputs(self.model, x, head, {**linear, **drawn})
+
+    def _beginning(self) -> "Gaussians":
+        """Where the next task starts: drawn weights, or the initial ones, in another order after the first task."""
+        if self.start == "initial" or (self.start == "fresh" and self._ended == 0):
+            return self._start
+        random = torch.Generator().manual_seed(self._seed + self._ended)
+
+        def fresh(name: str, like: Tensor) -> Tensor:
+            if self.start == "drawn":
+                return (DRAWN * torch.randn(like.shape, generator=random)).to(like)
+            order = torch.randperm(like.numel(), generator=random).to(like.device)
+            return self._start.mean[name].flatten()[order].view_as(like)
+
+        # In the model's order, which the weights of a checkpoint may not have.
+        mean = {name: fresh(name, like) for name, like in self.log_deviation.items()}
+        return Gaussians(mean, self._start.log_deviation)
+
+    def _refine(self, head: Head) -> "Gaussians":
+        """The posterior after some epochs on the coreset of a head, with what was learned before as its prior."""
+        q = self.prior.copies()
+        values = [*q.mean.values(), *q.log_deviation.values()]
+        for value in values:
+            value.requires_grad_()
+        own = [memory for memory in self.memories if memory.head == head]
+        x, y = inputs.concatenate([m.inputs for m in own]), torch.cat([m.labels for m in own])
+        optimizer = torch.optim.Adam(values, self.lr, fused=True)
+        draws = torch.Generator().manual_seed(self._seed)
+        noise = torch.Generator(device_of(self.model)).manual_seed(self._seed)
+        with evaluating(self.model), torch.enable_grad():
+            for _ in range(self.coreset_epochs):
+                for batch in torch.randperm(len(y), generator=draws).split(self.batch_size):
+                    f = self._sample(q, inputs.take(x, batch), head, noise)
+                    loss = self.likelihood.nll(f, y[batch]).mean() + kl(q, self.prior) / len(y)
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+        return q.copies()
+
+
+class Gaussians:
+    """Independent Gaussians over the weights, by name."""
+
+    def __init__(self, mean: Weights, log_deviation: Weights) -> None:
+        self.mean, self.log_deviation = dict(mean), dict(log_deviation)
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor], mark: str) -> "Gaussians":
+        """What `tensors` gave."""
+        return cls(under(tensors, f"{mark}.mean."), under(tensors, f"{mark}.log_deviation."))
+
+    def tensors(self, mark: str) -> dict[str, Tensor]:
+        """Both moments of every weight, by name."""
+        tensors = {f"{mark}.mean.{name}": value for name, value in self.mean.items()}
+        return tensors | {f"{mark}.log_deviation.{name}": value for name, value in self.log_deviation.items()}
+
+    @torch.no_grad()
+    def take(self, other: "Gaussians", where: Weights) -> None:
+        """Become the other one, in place, wherever `where` is 1; a weight it does not name, altogether."""
+        for mine, its in ((self.mean, other.mean), (self.log_deviation, other.log_deviation)):
+            for name, value in mine.items():
+                value.copy_(torch.where(where[name] > 0, its[name], value) if name in where else its[name])
+
+    def copies(self) -> "Gaussians":
+        """The same, independent of this."""
+        return Gaussians(
+            {name: value.detach().clone() for name, value in self.mean.items()},
+            {name: value.detach().clone() for name, value in self.log_deviation.items()},
+        )
+
+
+def kl(q: Gaussians, p: Gaussians, share: Weights | None = None) -> Tensor:
+    """KL(q || p) = sum_w log s_p / s_q + (s_q^2 + (m_q - m_p)^2) / (2 s_p^2) - 1/2, with a factor on each weight."""
+    total = []
+    for name, log_s in q.log_deviation.items():
+        ratio = log_s - p.log_deviation[name]
+        distance = (q.mean[name] - p.mean[name]).square() * (-2 * p.log_deviation[name]).exp()
+        divergence = 0.5 * ((2 * ratio).exp() + distance - 1) - ratio
+        total.append((divergence * share[name] if share and name in share else divergence).sum())
+    return torch.stack(total).sum()
+
+
+class Local(TorchFunctionMode):
+    """Samples z = W a + b by its own mean and variance wherever a linear map applies Gaussian weights."""
+
+    def __init__(self, weights: Weights, log_deviation: Weights, noise: torch.Generator) -> None:
+        super().__init__()
+        self._log_deviation = {id(weight): log_deviation[name] for name, weight in weights.items()}
+        self._noise = noise
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return self._linear(*args, **kwargs) if func is F.linear else func(*args, **kwargs)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        mean = F.linear(input, weight, bias)
+        if id(weight) not in self._log_deviation and id(bias) not in self._log_deviation:
+            return mean
+        variance = F.linear(input.square(), self._variance(weight), None if bias is None else self._variance(bias))
+        return _draw(mean, variance.clamp_min(SMALLEST_VARIANCE).sqrt(), self._noise)
+
+    def _variance(self, weight: Tensor) -> Tensor:
+        log_deviation = self._log_deviation.get(id(weight))
+        return torch.zeros_like(weight) if log_deviation is None else (2 * log_deviation).exp()
+
+
+def _draw(mean: Tensor, deviation: Tensor, noise: torch.Generator) -> Tensor:
+    return mean + deviation * torch.randn(mean.shape, generator=noise, device=mean.device, dtype=mean.dtype)

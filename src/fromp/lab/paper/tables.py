@@ -1,0 +1,156 @@
+"""Tables of the paper, filled with what was measured, as Markdown and as CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from fromp.foundation import storage
+from fromp.lab.paper.required import Kept, Runs
+from fromp.lab.results import published
+from fromp.lab.results.record import forward_transfer
+
+Summary: TypeAlias = dict[str, float]
+
+LEARN_APART = ("separate", "joint")  # a network for each task, or one for all of them: nothing is carried over
+
+REPORTED = {
+    "average_accuracy": published.AVERAGE_ACCURACY,
+    "forward_transfer": published.FORWARD_TRANSFER,
+    "backward_transfer": published.BACKWARD_TRANSFER,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of text."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self, numbers: bool = True) -> str:
+        """For a document or a terminal; columns of numbers are aligned at the right."""
+        side = "---:|" if numbers else "---|"
+        lines = ["| " + " | ".join(self.heads) + " |", "|---|" + side * (len(self.heads) - 1)]
+        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
+
+    def csv(self) -> str:
+        """For a spreadsheet."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
+        return text.getvalue()
+
+    def save(self, path: Path) -> list[Path]:
+        """As Markdown and CSV at `path` with those suffixes; a directory that is missing is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = {"csv": self.csv(), "md": self.markdown() + "\n"}
+        for suffix, text in written.items():
+            storage.replace(path.with_name(f"{path.name}.{suffix}"), text.encode())
+        return [path.with_name(f"{path.name}.{suffix}") for suffix in written]
+
+
+def by_method(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """A row a method, and for each benchmark what was measured and what the paper reports."""
+    return _pivot(kept, needed, "method", method_title, lambda runs: benchmark_title(runs.benchmark))
+
+
+def by_benchmark(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """A row a benchmark, and for each method what was measured and what the paper reports."""
+    return _pivot(kept, needed, "benchmark", lambda runs: benchmark_title(runs.benchmark), method_title)
+
+
+def _pivot(
+    kept: Kept, needed: Sequence[Runs], name: str, down: Callable[[Runs], str], across: Callable[[Runs], str]
+) -> Table:
+    cells = {(down(runs), across(runs)): runs for runs in needed}
+    columns = list(dict.fromkeys(column for _, column in cells))
+    rows = []
+    for row in dict.fromkeys(row for row, _ in cells):
+        of_row = [cells.get((row, column)) for column in columns]
+        rows.append([row, *(text for runs in of_row for text in _beside(kept, runs, "average_accuracy", None))])
+    return Table([name, *(head for column in columns for head in _heads(column))], rows)
+
+
+def transfer(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """Forward and backward transfer of FROMP, a row a benchmark."""
+    shown = [runs for runs in needed if runs.method == "fromp"]
+    return _metrics(kept, needed, "benchmark", {benchmark_title(runs.benchmark): runs for runs in shown}, _TRANSFER)
+
+
+def all_metrics(kept: Kept, needed: Sequence[Runs]) -> Table:
+    """Accuracy and transfer, a row a method."""
+    names = {"average accuracy": "average_accuracy", **_TRANSFER}
+    return _metrics(kept, needed, "method", {method_title(runs): runs for runs in needed}, names)
+
+
+_TRANSFER = {"forward transfer": "forward_transfer", "backward transfer": "backward_transfer"}
+
+
+def _heads(column: str) -> tuple[str, ...]:
+    return column, "deviation", "seeds", "paper"
+
+
+def _metrics(kept: Kept, needed: Sequence[Runs], what: str, shown: dict[str, Runs], names: dict[str, str]) -> Table:
+    alone = {runs.benchmark: runs for runs in needed if runs.method == "separate"}
+    rows = [
+        [title, *(t for name in names.values() for t in _beside(kept, runs, name, alone.get(runs.benchmark)))]
+        for title, runs in shown.items()
+    ]
+    return Table([what, *(head for name in names for head in _heads(name))], rows)
+
+
+def _beside(kept: Kept, runs: Runs | None, name: str, separate: Runs | None) -> tuple[str, ...]:
+    """What was measured, or what it would take; and what the paper reports."""
+    if runs is None or (runs.method in LEARN_APART and name != "average_accuracy"):
+        return ("",) * len(_heads(""))
+    found = measured(kept, runs, name, separate)
+    reported = printed(REPORTED[name].get((runs.benchmark, runs.method)))
+    if found is None:
+        needed = [runs, separate] if name == "forward_transfer" and separate else [runs]
+        seconds = sum(kept.state(one).seconds for one in needed if kept.experiment(one) is None)
+        return f"not run: {duration(seconds)}" if seconds else "", "", "", reported
+    return *percent(found), reported
+
+
+def measured(kept: Kept, runs: Runs, name: str, separate: Runs | None) -> Summary | None:
+    """A number over the finished seeds; None where it says nothing."""
+    found = kept.experiment(runs)
+    if found is None:
+        return None
+    if name != "forward_transfer":
+        return found.summary.get(name)
+    return forward_transfer(found, None if separate is None else kept.experiment(separate))
+
+
+def percent(summary: Summary) -> tuple[str, str, str]:
+    """Mean and standard error, standard deviation, which is what the paper's toy tables have, and number of seeds."""
+    mean, n = f"{100 * summary['mean']:.2f}", int(summary["n"])
+    if n < 2:
+        return mean, "", "1"
+    return f"{mean} ± {100 * summary['stderr']:.2f}", f"{100 * summary['std']:.2f}", f"{n}"
+
+
+def printed(reported: published.Reported | None) -> str:
+    """As the paper has it."""
+    return "" if reported is None else str(reported)
+
+
+def duration(seconds: float) -> str:
+    """A time to plan by."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    minutes = seconds / 60
+    return f"about {minutes:.0f} min" if minutes < 90 else f"about {minutes / 60:.0f} h"
+
+
+def method_title(runs: Runs) -> str:
+    """As the paper calls it, which has other names for some methods on the toy."""
+    titles = published.TOY_TITLES if runs.benchmark.startswith("toy") else published.METHOD_TITLES
+    return titles.get(runs.method, runs.method)
+
+
+def benchmark_title(benchmark: str) -> str:
+    """As the paper calls it."""
+    return published.BENCHMARK_TITLES.get(benchmark, benchmark)

@@ -1,0 +1,69 @@
+"""Decision boundaries of a run in the plane, from its snapshots."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from fromp.derivatives.model import evaluating
+from fromp.foundation.errors import CheckpointError
+from fromp.lab.benchmarks.streams import TOY_VARIATIONS, Stream
+from fromp.lab.report.figures import Array, Boundary
+from fromp.lab.results.record import Experiment, Snapshot
+from fromp.likelihoods import Categorical
+
+GRID = 480  # columns of the background
+DOTS = 700  # shown of a task
+MARGINS = (0.06, 0.12)  # of the width and the height
+
+
+def in_plane(experiment: Experiment) -> bool:
+    """Whether there is a plane to draw."""
+    return experiment.benchmark in TOY_VARIATIONS
+
+
+def boundaries(experiment: Experiment, seed: int) -> list[Boundary]:
+    """What one seed's network predicted after each task; empty without snapshots."""
+    snapshots = experiment.snapshots(seed)
+    if not snapshots:
+        return []
+    try:
+        stream, model = experiment.make(seed)
+        return list(_boundaries(stream, model, snapshots))
+    except (TypeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the snapshots in {experiment.path} do not fit its settings ({error}); run the same command again."
+        ) from error
+
+
+def _boundaries(stream: Stream, model: nn.Module, snapshots: Sequence[Snapshot]) -> Iterator[Boundary]:
+    points = [_dots(task.train.x.double().numpy(), task.train.y.numpy()) for task in stream]  # type: ignore[union-attr]
+    extent = _extent(np.concatenate([x for x, _ in points]))
+    memory: list[tuple[Array, Array]] = []
+    for snapshot in snapshots:
+        model.load_state_dict(snapshot.weights)
+        if "inputs" in snapshot.tensors:
+            memory.append((snapshot.tensors["inputs"].double().numpy(), snapshot.tensors["labels"].double().numpy()))
+        yield Boundary(snapshot.task, extent, _probability(model, extent), points[: snapshot.task], list(memory))
+
+
+def _probability(model: nn.Module, extent: tuple[float, float, float, float]) -> Array:
+    left, right, bottom, top = extent
+    rows = round(GRID * (top - bottom) / (right - left))
+    across, up = torch.linspace(left, right, GRID), torch.linspace(bottom, top, rows)
+    grid = torch.cartesian_prod(up, across).flip(1)
+    with torch.no_grad(), evaluating(model):
+        return Categorical().mean(model(grid))[:, 1].reshape(rows, GRID).double().numpy()
+
+
+def _dots(x: Array, y: Array) -> tuple[Array, Array]:
+    """Evenly spaced examples, so that both classes keep their share."""
+    chosen = np.linspace(0, len(x) - 1, min(len(x), DOTS)).round().astype(int)
+    return x[chosen], y[chosen]
+
+
+def _extent(x: Array) -> tuple[float, float, float, float]:
+    (left, bottom), (right, top) = x.min(0), x.max(0)
+    across, up = MARGINS[0] * (right - left), MARGINS[1] * (top - bottom)
+    return left - across, right + across, bottom - up, top + up

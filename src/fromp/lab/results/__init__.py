@@ -1,0 +1,1 @@
+"""Results: what is recorded of a run, and what is computed from it."""

@@ -1,0 +1,234 @@
+"""Likelihoods p(y | f): what the outputs f mean. Appendix "GP posteriors from the minimiser of neural networks"."""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, hessian, jacrev, vmap
+
+from fromp.foundation.errors import DataError, DerivativeError
+
+
+class Likelihood(ABC):
+    """l(y, f) = -log p(y | f) and what follows from it, for a batch of outputs f: (b, c)."""
+
+    @abstractmethod
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        """l(y, f) for each example: (b,)."""
+
+    @abstractmethod
+    def mean(self, f: Tensor) -> Tensor:
+        """m = E[y | f]: (b, c)."""
+
+    @abstractmethod
+    def hessian(self, f: Tensor) -> Tensor:
+        """Lambda = d2 l / d f2: (b, c, c)."""
+
+    @abstractmethod
+    def factor(self, f: Tensor) -> Tensor:
+        """S with S S' = Lambda: (b, c, r)."""
+
+    @abstractmethod
+    def noise(self, f: Tensor) -> Tensor:
+        """Var[y | f], the observation term of the predictive variance: (b, c)."""
+
+    @abstractmethod
+    def check_labels(self, y: Tensor, num_outputs: int) -> None:
+        """An error unless the labels fit a head of `num_outputs`."""
+
+    def classes(self, y: Tensor) -> Tensor:
+        """The class of each label, so that memory can be shared out evenly: (b,). One class unless overridden."""
+        return torch.zeros(len(y), dtype=torch.long, device=y.device)
+
+    def settings(self) -> dict[str, float]:
+        """The arguments that make an equal likelihood."""
+        return {}
+
+
+@final
+class Categorical(Likelihood):
+    """Softmax over c >= 2 outputs; labels are integers that count within the head."""
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(f, y, reduction="none")
+
+    def mean(self, f: Tensor) -> Tensor:
+        return f.softmax(-1)
+
+    def hessian(self, f: Tensor) -> Tensor:
+        p = f.softmax(-1)
+        return torch.diag_embed(p) - torch.einsum("bc,bd->bcd", p, p)
+
+    def factor(self, f: Tensor) -> Tensor:
+        # The Cholesky factor in closed form. Lambda has rank c - 1: its last column is zero, and left out.
+        p = f.softmax(-1)
+        tiny = torch.finfo(p.dtype).tiny
+        left = p.flip(-1).cumsum(-1).flip(-1)  # (b, c): p_c + ... + p_last
+        rest = left[:, 1:]
+        diagonal = (p[:, :-1] / left[:, :-1].clamp_min(tiny) * rest).sqrt()  # (b, r)
+        below = (p.unsqueeze(-1) / rest.clamp_min(tiny).unsqueeze(-2)).tril(-1)  # (b, c, r)
+        return (torch.eye(*below.shape[1:], dtype=p.dtype, device=p.device) - below) * diagonal.unsqueeze(-2)
+
+    def noise(self, f: Tensor) -> Tensor:
+        p = f.softmax(-1)
+        return p - p.square()
+
+    def check_labels(self, y: Tensor, num_outputs: int) -> None:
+        if num_outputs < 2:
+            raise DataError(f"Categorical needs at least 2 outputs, the head has {num_outputs}; use Bernoulli.")
+        if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+            raise DataError(
+                f"Categorical labels are {y.dtype} of shape {tuple(y.shape)}; give integers of shape (examples,)."
+            )
+        if len(y) and (int(y.min()) < 0 or int(y.max()) >= num_outputs):
+            wrong = int(y.max()) if int(y.max()) >= num_outputs else int(y.min())
+            raise DataError(
+                f"label {wrong} is outside the head of {num_outputs} outputs; "
+                f"labels count within the head: 0 to {num_outputs - 1}."
+            )
+
+    def classes(self, y: Tensor) -> Tensor:
+        return y
+
+
+@final
+class Bernoulli(Likelihood):
+    """Sigmoid of each output on its own; labels are 0 or 1, of shape (b,) for one output, else (b, c)."""
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        y = _like("Bernoulli", y, f).to(f.dtype)
+        return F.binary_cross_entropy_with_logits(f, y, reduction="none").sum(-1)
+
+    def mean(self, f: Tensor) -> Tensor:
+        return f.sigmoid()
+
+    def hessian(self, f: Tensor) -> Tensor:
+        return torch.diag_embed(self.noise(f))
+
+    def factor(self, f: Tensor) -> Tensor:
+        return torch.diag_embed(self.noise(f).sqrt())
+
+    def noise(self, f: Tensor) -> Tensor:
+        return f.sigmoid() * (-f).sigmoid()
+
+    def check_labels(self, y: Tensor, num_outputs: int) -> None:
+        _check_shape("Bernoulli", y, num_outputs)
+        wrong = y[(y != 0) & (y != 1)]
+        if len(wrong):
+            raise DataError(f"Bernoulli label {wrong[0].item()} is neither 0 nor 1.")
+
+    def classes(self, y: Tensor) -> Tensor:
+        y = y.reshape(len(y), -1)
+        return y[:, 0].long() if y.shape[1] == 1 else super().classes(y)
+
+
+@final
+class Gaussian(Likelihood):
+    """y = f + noise of the given precision: regression. Labels have shape (b,) for one output, else (b, c)."""
+
+    def __init__(self, noise_precision: float = 1.0) -> None:
+        if not noise_precision > 0:
+            raise DataError(f"noise_precision={noise_precision} must be positive.")
+        self.noise_precision = noise_precision
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * self.noise_precision * (_like("Gaussian", y, f) - f).square().sum(-1)
+
+    def mean(self, f: Tensor) -> Tensor:
+        return f
+
+    def hessian(self, f: Tensor) -> Tensor:
+        return torch.diag_embed(torch.full_like(f, self.noise_precision))
+
+    def factor(self, f: Tensor) -> Tensor:
+        return torch.diag_embed(torch.full_like(f, self.noise_precision**0.5))
+
+    def noise(self, f: Tensor) -> Tensor:
+        return torch.full_like(f, 1 / self.noise_precision)
+
+    def check_labels(self, y: Tensor, num_outputs: int) -> None:
+        _check_shape("Gaussian", y, num_outputs)
+        _check_finite("Gaussian", y)
+
+    def settings(self) -> dict[str, float]:
+        return {"noise_precision": self.noise_precision}
+
+
+class GLM(Likelihood):
+    """Any generalised linear model from its negative log likelihood alone: subclass it and write `nll`.
+
+    The score s = d l / d f of a GLM is affine in y and has expectation zero, so s(f, y) = a + B y gives
+    m = -B^-1 a. Lambda is the expected second derivative, which is the one at y = m; for canonical
+    links it does not depend on y at all. Both come from automatic differentiation.
+    """
+
+    def mean(self, f: Tensor) -> Tensor:
+        return vmap(self._mean)(f)
+
+    def hessian(self, f: Tensor) -> Tensor:
+        return vmap(lambda f: hessian(self._one)(f, self._mean(f).detach()))(f)
+
+    def factor(self, f: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(self.hessian(f))
+        smallest = float(values.min()) if values.numel() else 0.0
+        if smallest < -1e-5 * float(values.abs().max()):
+            raise DerivativeError(
+                f"the second derivative of {type(self).__name__}.nll has the eigenvalue {smallest:.3g}; "
+                "it must not be negative: a GLM's nll is convex in f at y = mean(f)."
+            )
+        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+
+    def noise(self, f: Tensor) -> Tensor:
+        # Fisher information Lambda = D' Var^-1 D with D = dm/df, so Var = D Lambda^-1 D'.
+        slope = vmap(jacrev(self._mean))(f)
+        return torch.einsum("bcd,bde,bce->bc", slope, torch.linalg.pinv(self.hessian(f)), slope)
+
+    def check_labels(self, y: Tensor, num_outputs: int) -> None:
+        _check_shape(type(self).__name__, y, num_outputs)
+        _check_finite(type(self).__name__, y)
+
+    def _one(self, f: Tensor, y: Tensor) -> Tensor:
+        return self.nll(f[None], y[None]).sum()
+
+    def _mean(self, f: Tensor) -> Tensor:
+        score = grad(self._one)
+        zero = torch.zeros_like(f)
+        slope = jacrev(lambda y: score(f, y))(zero)
+        return -torch.linalg.solve(slope, score(f, zero))
+
+
+@final
+class Poisson(GLM):
+    """Counts with rate exp(f). The worked example of `GLM`: the nll is all there is to write."""
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        return (f.exp() - _like("Poisson", y, f) * f).sum(-1)
+
+    def check_labels(self, y: Tensor, num_outputs: int) -> None:
+        super().check_labels(y, num_outputs)
+        if len(y) and float(y.min()) < 0:
+            raise DataError(f"Poisson label {float(y.min())} is negative; counts start at 0.")
+
+
+def _check_shape(name: str, y: Tensor, num_outputs: int) -> None:
+    if y.shape[1:] not in {torch.Size([num_outputs])} | ({torch.Size([])} if num_outputs == 1 else set()):
+        raise DataError(
+            f"{name} labels have the shape {tuple(y.shape)}; a head of {num_outputs} outputs "
+            f"needs (examples, {num_outputs})."
+        )
+
+
+def _like(name: str, y: Tensor, f: Tensor) -> Tensor:
+    """Labels in the shape of the outputs: a column may be given as a row, but nothing else."""
+    if y.shape != f.shape and (f.shape[-1] != 1 or y.shape != f.shape[:-1]):
+        raise DataError(
+            f"{name} labels have the shape {tuple(y.shape)}, the outputs {tuple(f.shape)}; give that shape."
+        )
+    return y.reshape(f.shape)
+
+
+def _check_finite(name: str, y: Tensor) -> None:
+    if not bool(torch.isfinite(y).all()):
+        raise DataError(f"{name} labels hold values that are not finite; remove those examples.")

@@ -1,0 +1,162 @@
+"""The memorable past, Sec. 3.2: which examples of a task are kept."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fromp.curvature import MEMORY_BUDGET, chunks
+from fromp.derivatives.model import Head, detached, evaluating, outputs, trainable
+from fromp.foundation import inputs
+from fromp.foundation.errors import DataError
+from fromp.foundation.examples import Examples
+from fromp.foundation.inputs import Inputs, move, transform
+from fromp.likelihoods import Likelihood
+
+# (likelihood, f, y, generator) -> one number for each example, the highest remembered first: (b,)
+Score: TypeAlias = Callable[[Likelihood, Tensor, Tensor, torch.Generator], Tensor]
+# (scores, classes, size) -> the indices of the examples to keep
+Select: TypeAlias = Callable[[Tensor, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is kept of one task: M inputs, their labels and scores, and the head they belong to."""
+
+    inputs: Inputs
+    labels: Tensor
+    scores: Tensor
+    head: Head
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def memorability(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """Tr Lambda(x_i): how much each example holds the fit in place: (b,)."""
+    return likelihood.hessian(f).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def least_memorable(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """The other end of the same order, for comparison: (b,)."""
+    return -memorability(likelihood, f, y, generator)
+
+
+def random_score(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
+    """A number that has nothing to do with the example: the random past of FRORP: (b,)."""
+    return torch.rand(len(f), generator=generator).to(f)
+
+
+def per_class(scores: Tensor, classes: Tensor, size: int) -> Tensor:
+    """The highest scores within each class, `size` shared evenly; what a small class lacks goes to the others."""
+    present = classes.unique()
+    if size < len(present):
+        raise DataError(
+            f"memory_size={size} is smaller than the task's {len(present)} classes; use at least {len(present)}."
+        )
+    available = [int((classes == c).sum()) for c in present]
+    quotas = _share(size, available)
+    picked = []
+    for c, quota in zip(present, quotas, strict=True):
+        members = (classes == c).nonzero().flatten()
+        picked.append(members[_highest(scores[members])[:quota]])
+    return torch.cat(picked)
+
+
+def top(scores: Tensor, classes: Tensor, size: int) -> Tensor:
+    """The highest scores of all, whatever their class: Algorithm 1."""
+    return _highest(scores)[:size]
+
+
+def assess(
+    model: nn.Module,
+    examples: Examples,
+    likelihood: Likelihood,
+    generator: torch.Generator,
+    head: Head = None,
+    score: Score = memorability,
+    memory_budget: int = MEMORY_BUDGET,
+) -> tuple[Tensor, Tensor]:
+    """The score and the class of every example, once inputs, outputs and labels are found sound: (N,), (N,)."""
+    scores, classes, seen = [], [], 0
+    weights = detached(model, trainable(model))
+    with evaluating(model), torch.no_grad():
+        for x, y in chunks(model, weights, examples, head, memory_budget):
+            f = outputs(model, x, head)
+            _check_outputs(f, seen)
+            likelihood.check_labels(y, f.shape[1])
+            scores.append(score(likelihood, f, y, generator))
+            classes.append(likelihood.classes(y))
+            seen += len(y)
+    return torch.cat(scores), torch.cat(classes)
+
+
+def remember(
+    examples: Examples,
+    scores: Tensor,
+    classes: Tensor,
+    size: int,
+    head: Head = None,
+    select: Select = per_class,
+) -> Memory:
+    """The `size` examples that `select` picks by their scores, as copies that do not hold on to the data."""
+    if size > len(examples):
+        raise DataError(f"memory_size={size} is larger than the task's {len(examples)} examples; use at most that.")
+    if scores.shape != (len(examples),):
+        raise DataError(
+            f"scores have the shape {tuple(scores.shape)}; give one number for each of the {len(examples)} examples."
+        )
+    if bool(torch.isnan(scores).any()):
+        raise DataError(f"{int(torch.isnan(scores).sum())} scores are NaN; every example needs a number.")
+    indices = select(scores, classes, size)
+    x, y = examples.take(indices.cpu())
+    x = move(transform(lambda part: part.detach().clone(), x), scores.device)
+    return Memory(x, y.detach().clone().to(scores.device), scores[indices].detach().clone(), head)
+
+
+def pack(memories: Sequence[Memory]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Memories as tensors and as JSON values; `unpack` makes them again."""
+    tensors: dict[str, Tensor] = {}
+    for s, memory in enumerate(memories):
+        tensors |= {f"memory.{s}.input.{k}": part for k, part in enumerate(inputs.tensors(memory.inputs))}
+        tensors |= {f"memory.{s}.labels": memory.labels, f"memory.{s}.scores": memory.scores}
+    return tensors, [{"head": memory.head, "inputs": inputs.structure(memory.inputs)} for memory in memories]
+
+
+def unpack(tensors: dict[str, Tensor], entries: list[dict[str, Any]]) -> list[Memory]:
+    """The memories that `pack` took apart."""
+    memories = []
+    for s, entry in enumerate(entries):
+        count = sum(1 for name in tensors if name.startswith(f"memory.{s}.input."))
+        x = inputs.assemble(entry["inputs"], iter([tensors[f"memory.{s}.input.{k}"] for k in range(count)]))
+        head = None if entry["head"] is None else tuple(entry["head"])
+        memories.append(Memory(x, tensors[f"memory.{s}.labels"], tensors[f"memory.{s}.scores"], head))
+    return memories
+
+
+def _highest(scores: Tensor) -> Tensor:
+    """The places from the highest score down; equal ones, as all are in regression, in an order that is no order."""
+    mixed = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0)).to(scores.device)
+    return mixed[scores[mixed].argsort(descending=True, stable=True)]
+
+
+def _share(size: int, available: list[int]) -> list[int]:
+    """Even quotas that add up to `size`, none above what is available."""
+    quotas = [0] * len(available)
+    while sum(quotas) < size:
+        open_ = [k for k, n in enumerate(available) if quotas[k] < n]
+        even, rest = divmod(size - sum(quotas), len(open_))
+        for place, k in enumerate(open_):
+            quotas[k] = min(available[k], quotas[k] + even + (place < rest))
+    return quotas
+
+
+def _check_outputs(f: Tensor, start: int) -> None:
+    wrong = (~torch.isfinite(f).all(1)).nonzero().flatten()
+    if len(wrong):
+        raise DataError(
+            f"the model's outputs at example {start + int(wrong[0])} are NaN or infinite "
+            f"({len(wrong)} such examples in this batch); has training diverged?"
+        )

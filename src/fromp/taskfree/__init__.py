@@ -1,0 +1,1 @@
+"""Learning without announced tasks."""

@@ -1,0 +1,461 @@
+"""Where a new task begins when nobody says so: the appendix "Task boundary detection", and what it leaves undone.
+
+A detector looks at each minibatch before it is trained on. It compares the network now with the network as the
+present task found it, at the minibatch's inputs.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from fromp import gp
+from fromp.derivatives.model import Weights, evaluating, outputs
+from fromp.foundation import inputs
+from fromp.foundation.errors import FrompError, install
+from fromp.foundation.examples import Batch
+from fromp.foundation.inputs import Inputs
+from fromp.likelihoods import Likelihood
+
+FALSE_ALARM = 1e-6  # for each minibatch
+ENOUGH = 2000  # examples of the present task to compare those in doubt with
+
+
+class Verdict(Enum):
+    """What is to be done with a minibatch."""
+
+    SAME = "same"  # it belongs to the present task, and so do those held back before it
+    UNSURE = "unsure"  # hold it back until the next one has come
+    NEW = "new"  # it is of a new task, which began with it or with one of those held back
+
+
+class Evidence:
+    """A minibatch that has not been trained on, the network now and the network as the present task found it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        past: nn.Module,
+        likelihood: Likelihood,
+        x: Inputs,
+        y: Tensor,
+        examples: int | None = None,  # that networks are run on for the sake of looking
+        f: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
+        precision: Callable[[], Weights] | None = None,  # of the weights, for the signals that want it
+        held: Sequence[Batch] = (),  # the minibatches before this one that are in doubt, and not trained on either
+        sample: Callable[[], Batch] | None = None,  # examples of the present task
+    ) -> None:
+        self.model, self.past, self.likelihood, self._precision = model, past, likelihood, precision
+        self.few, self._f = inputs.take(x, slice(0, examples)), f
+        self.y = y[:examples] if f is None else y
+        self._last, self._held, self._sample = (x, y), held, sample
+
+    @cached_property
+    def now(self) -> Tensor:
+        """f of the network now: (b, c)."""
+        if self._f is not None:
+            return self._f.detach()
+        with evaluating(self.model), torch.no_grad():
+            return outputs(self.model, self.few)
+
+    @cached_property
+    def nll(self) -> Tensor:
+        """Of each label under the network now; it can be descended if f can: (b,)."""
+        return self.likelihood.nll(self.now if self._f is None else self._f, self.y)
+
+    @cached_property
+    def before(self) -> Tensor:
+        """f of the network as the task found it, for the first few: (few, c)."""
+        with evaluating(self.past), torch.no_grad():
+            return outputs(self.past, self.few)
+
+    @cached_property
+    def precision(self) -> Weights:
+        """Of the weights, as the task found it."""
+        if self._precision is None:
+            raise FrompError("a divergence needs the precision of the weights; give it, as TaskFree does.")
+        return self._precision()
+
+    def chance(self, signal: "Signal", minibatches: int) -> float:
+        """P of a signal as low as it is on the last minibatches, if they were of the present task like its sample.
+
+        One network sees both, so that it makes no difference how good it is at the moment. Low is a low rank sum, if
+        most examples are a little worse off, or a low mean, if few are and those much; P is doubled for the choice.
+        0 without a sample.
+        """
+        if self._sample is None:
+            return 0.0
+        doubtful = [*self._held, self._last][-minibatches:]
+        x, y = self._sample()
+        size = max(len(labels) for _, labels in doubtful)
+        places = torch.arange(min(len(y), ENOUGH)).split(max(size, 32))
+        known = [(inputs.take(x, part), y[part]) for part in places]
+        at_doubtful, at_known = (torch.cat([signal(self._at(*batch)) for batch in of]) for of in (doubtful, known))
+        return min(1.0, 2 * min(test(at_doubtful, at_known) for test in (chance_of_lower, chance_of_lower_mean)))
+
+    def _at(self, x: Inputs, y: Tensor) -> "Evidence":
+        """The same networks at other examples."""
+        return Evidence(self.model, self.past, self.likelihood, x, y, precision=self._precision)
+
+
+Signal: TypeAlias = Callable[[Evidence], Tensor]  # one number for each example, low on data of a new task: (b,)
+
+
+def squared_differences(evidence: Evidence) -> Tensor:
+    """(m_t,i - m_t-1,i)^2 for each output, step 1 of the appendix: (few, c)."""
+    mean, before = evidence.likelihood.mean, evidence.before
+    return (mean(evidence.now[: len(before)]) - mean(before)).square()
+
+
+def distance(evidence: Evidence) -> Tensor:
+    """sum_c (m_t - m_t-1)^2: low where the task has not moved the network, as on data it has never seen: (few,)."""
+    return squared_differences(evidence).sum(-1)
+
+
+def fit(evidence: Evidence) -> Tensor:
+    """p / (1 + p) of the label, p = exp(-nll): low where the network is wrong, and bounded: (b,)."""
+    return torch.sigmoid(-evidence.nll.detach())
+
+
+def jeffreys(one: gp.Prediction, other: gp.Prediction) -> Tensor:
+    """KL(p, q) + KL(q, p) of the Gaussians N(m, v) of each output: (b, c)."""
+    apart = (one.mean - other.mean).square()
+    return 0.5 * ((one.variance + apart) / other.variance + (other.variance + apart) / one.variance) - 1
+
+
+def divergence(evidence: Evidence) -> Tensor:
+    """What the appendix proposes: sum_c log(1 + Jeffreys) of the full GP predictives of the two networks: (few,).
+
+    Both have the precision that the past tasks left, or the prior's before any has ended. Eq. (9) adds the present
+    task's share when that is over; an estimate of it before would lag behind the weights, and a divergence that falls
+    as it ages looks like a new task. The variances take a backward pass for each output and network.
+    """
+    variance = {name: 1 / precision for name, precision in evidence.precision.items()}
+    now, before = (
+        gp.predict(model, evidence.few, evidence.likelihood, variance) for model in (evidence.model, evidence.past)
+    )
+    return jeffreys(now, before).log1p().sum(-1)
+
+
+class Detector(ABC):
+    """Decides, minibatch after minibatch, whether a new task has begun."""
+
+    names: tuple[str, ...]  # of the numbers in `values`
+
+    def __init__(self, examples: int | None) -> None:
+        if examples is not None and examples < 2:
+            raise FrompError(f"examples={examples} of a minibatch have no variance; use at least 2, or None for all.")
+        self.examples = examples  # of a minibatch that the networks are run on; None for all
+        self.values: Sequence[float] = ()  # what the last minibatch came to
+        self.fresh = 1  # how many minibatches are of the new task when there is one: the last, and those held before
+        self.begin_task()
+
+    def _take_down(self, values: Sequence[float]) -> None:
+        """What a minibatch came to, for those who draw it."""
+        self.values = values
+        if not all(map(math.isfinite, values)):
+            said = ", ".join(f"{name} = {value:g}" for name, value in zip(self.names, values, strict=True))
+            raise FrompError(
+                f"the minibatch cannot be judged ({said}); look for inputs or outputs that are not finite, "
+                "or lower the learning rate."
+            )
+
+    @abstractmethod
+    def begin_task(self) -> None:
+        """Forget the minibatches so far: they were of another task."""
+
+    @abstractmethod
+    def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
+        """What to do with a minibatch. Unless `armed` it is of the present task, and only taken note of."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What was taken note of, as JSON values; `restore` takes it back."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to a state that `state` gave."""
+
+
+@final
+class Welch(Detector):
+    """The paper's detector: Welch's t between a minibatch and the one before, averaged over outputs, above a threshold.
+
+    t = (mean before - mean now) / sqrt(var before / n before + var now / n now), of the squared differences. It is high
+    when they drop. The paper finds every change of Permuted MNIST with thresholds from about 0.9 to 1.8.
+    """
+
+    names = ("squared difference", "Welch's t")
+
+    def __init__(self, threshold: float = 1.3, examples: int | None = None) -> None:
+        if not 0 < threshold < float("inf"):
+            raise FrompError(f"threshold={threshold} is impossible; it must be positive and finite, such as 1.3.")
+        self.threshold = threshold
+        _t_test()  # so that it is missed now, or loaded, and not at the first minibatch
+        super().__init__(examples)
+
+    def begin_task(self) -> None:
+        self._last: Moments | None = None
+
+    def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
+        squares = squared_differences(evidence).double()
+        mean = squares.mean(0)
+        if len(squares) < 2:  # a last minibatch of a single example has no variance; the next goes by those before it
+            self._take_down([float(mean.sum()), 0.0])
+            return Verdict.SAME
+        now = Moments(mean.tolist(), squares.std(0).tolist(), len(squares))
+        t = 0.0 if self._last is None else welch(self._last, now)
+        self._last = now
+        self._take_down([float(mean.sum()), t])
+        return Verdict.NEW if armed and t > self.threshold else Verdict.SAME
+
+    def state(self) -> dict[str, Any]:
+        return {"last": self._last}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._last = None if state["last"] is None else Moments(*state["last"])
+
+
+class Moments(NamedTuple):
+    """Of a minibatch's values, for each output."""
+
+    mean: list[float]
+    deviation: list[float]
+    examples: int
+
+
+def welch(before: Moments, now: Moments) -> float:
+    """Welch's t, averaged over outputs; 0 for an output that never varies."""
+    np, t_test = _t_test()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = t_test(*before, *now, equal_var=False).statistic
+    return float(np.where(np.equal(before.mean, now.mean), 0.0, t).mean())
+
+
+def _t_test() -> tuple[Any, Any]:
+    """NumPy and SciPy's t-test, which only the paper's detector needs."""
+    try:
+        import numpy as np
+        from scipy.stats import ttest_ind_from_stats
+    except ImportError as error:
+        raise FrompError(f"Welch's t comes from scipy, which is not installed; {install('experiments')}.") from error
+    return np, ttest_ind_from_stats
+
+
+@final
+class Calibrated(Detector):
+    """A new task has begun when r minibatches rank too low among the present task's last n.
+
+    Nothing is set by hand. As long as the task stays the same, its last n values and the next r come in any order with
+    the same probability. So the rank sum U, the number of pairs of one of the r and one of the n below it, has the
+    distribution of Mann and Whitney whatever that of the values: heavy tails cost nothing. U may be as high as keeps
+    its probability within `false_alarm`, divided by the number of `tests`: that is for each minibatch the probability
+    that a new task is announced there though none began. Each test is a signal and an r: few minibatches tell a large
+    drop at once, many tell a small one. While n is too small for few, r is larger.
+
+    That any order is as likely is an assumption, and this is done for it. Early in a task the values still rise: only
+    the younger half of the task's minibatches counts, `window` of them at most. A rise makes alarms rarer. The
+    minibatches in doubt are held back untrained; nothing is learned from a minibatch of the new task before the old one
+    has been remembered. A doubt begins with a rank half as high as the test asks for on the average, and lasts as long
+    as the ranks stay near that. At its end the r minibatches have been seen by one network, the n before by others: if
+    this one happens to be bad, all r are low. So they are tested once more, at the same level: their examples against a
+    sample of the present task's, all seen by the network as it is (`Evidence.chance`). Only what passes both is a new
+    task. The sample has been trained on, which could make new examples look worse: that is what the first test knows
+    nothing of. A task that is confirmed late began with the first of the minibatches in doubt that ranks as low.
+
+    There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
+    network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
+    wrong, even if the new data is close to the old: then it drops by little, which takes many minibatches.
+    `Calibrated.on_divergence()` has the full GP predictives for its only signal instead.
+    """
+
+    FEWEST = 10  # values to compare with
+    PATIENCE = 0.3  # of the n values: by how much the rank sum may be above what is asked for while a doubt lasts
+
+    def __init__(
+        self,
+        false_alarm: float = FALSE_ALARM,
+        *,
+        tests: Sequence[tuple[Signal, int]] = ((distance, 4), (fit, 4), (fit, 48)),
+        window: int = 250,
+        examples: int | None = 32,
+    ) -> None:
+        if not 0 < false_alarm < 1:
+            raise FrompError(f"false_alarm={false_alarm} is no probability; it must be in (0, 1), such as 1e-6.")
+        runs = [run for _, run in tests]
+        if not runs or min(runs) < 1 or window < self.FEWEST:
+            raise FrompError(
+                f"tests with runs of {runs} in a window of {window} are impossible; "
+                f"use at least one test, runs of at least 1 and a window of at least {self.FEWEST}."
+            )
+        self.false_alarm, self.tests, self.window = false_alarm, tuple(tests), window
+        self._signals = list(dict.fromkeys(signal for signal, _ in tests))
+        self.names = tuple(signal.__name__ for signal in self._signals)
+        super().__init__(examples)
+
+    @classmethod
+    def on_divergence(cls, false_alarm: float = FALSE_ALARM) -> "Calibrated":
+        """With what the paper proposes and leaves undone for its only signal; for methods that keep a precision."""
+        return cls(false_alarm, tests=((divergence, 4), (divergence, 24)), examples=16)
+
+    def begin_task(self) -> None:
+        self._age = 0
+        self._recent: deque[list[float]] = deque()  # values of the task's minibatches, by signal
+        self._sorted: list[list[float]] = [[] for _ in self._signals]  # the same, for each signal
+        self._held: list[list[float]] = []  # of those in doubt
+        self._runs: list[Run] = []  # of each test, as it was set up when the doubt began
+
+    def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
+        values = [float(signal(evidence).mean()) for signal in self._signals]
+        self._take_down(values)
+        if not self._held:
+            self._runs = self._set_up() if armed else []
+        self._held.append(values)
+        ranks = [bisect_right(column, value) for column, value in zip(self._sorted, values, strict=True)]
+        for run in self._runs:
+            run.count(ranks[run.signal])
+        if passed := [run for run in self._runs if run.length == run.needed and self._confirmed(run, evidence)]:
+            shortest = min(run.needed for run in passed)
+            self.fresh = max(self._extent(run) for run in passed if run.needed == shortest)
+            return Verdict.NEW
+        if any(run.length for run in self._runs) and len(self._held) < 2 * max(run.needed for run in self._runs):
+            return Verdict.UNSURE
+        for known in self._held:
+            self._note(known)
+        self._held = []
+        return Verdict.SAME
+
+    def _extent(self, run: "Run") -> int:
+        """How many minibatches are of the new task: those of the run, and those just before that rank no higher."""
+        ranks = [bisect_right(self._sorted[run.signal], values[run.signal]) for values in self._held]
+        highest, count = max(ranks[-run.needed :]), run.needed
+        while count < len(ranks) and ranks[-count - 1] <= highest:
+            count += 1
+        return count
+
+    def _confirmed(self, run: "Run", evidence: Evidence) -> bool:
+        """Whether its minibatches are lower than the task also when one network sees both; else it starts again."""
+        chance = evidence.chance(self._signals[run.signal], run.needed)
+        if chance > self.false_alarm / len(self.tests):
+            run.clear()
+            return False
+        return True
+
+    def _set_up(self) -> "list[Run]":
+        n = len(self._recent)
+        if n < self.FEWEST:
+            return []
+        runs = []
+        for signal, least in self.tests:
+            needed, highest = rank_sum(n, self.false_alarm / len(self.tests), least)
+            runs.append(Run(self._signals.index(signal), needed, highest, round(self.PATIENCE * n)))
+        return runs
+
+    def _note(self, values: list[float]) -> None:
+        """Values of the present task: those of the younger half of its minibatches are kept, in order and sorted."""
+        self._age += 1
+        self._recent.append(values)
+        for column, value in zip(self._sorted, values, strict=True):
+            insort(column, value)
+        if len(self._recent) > min(self.window, self._age // 2):
+            for column, value in zip(self._sorted, self._recent.popleft(), strict=True):
+                del column[bisect_left(column, value)]
+
+    def state(self) -> dict[str, Any]:
+        held = [list(values) for values in self._held]
+        runs = [vars(run).copy() for run in self._runs] if held else []
+        return {"age": self._age, "recent": list(self._recent), "held": held, "runs": runs}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._age, self._held = state["age"], [list(values) for values in state["held"]]
+        self._recent = deque(state["recent"])
+        self._sorted = [sorted(values[place] for values in self._recent) for place in range(len(self._signals))]
+        self._runs = [Run(**run) for run in state["runs"]]
+
+
+@dataclass
+class Run:
+    """The last minibatches, as long as they may still come to what a test asks for, and how many it takes."""
+
+    signal: int
+    needed: int
+    highest: int  # rank sum of those
+    patience: int  # how far the rank sum may be above its share of the highest, after a first rank of half as much
+    length: int = 0
+    ranks: int = 0  # their sum
+
+    def count(self, rank: int) -> None:
+        """Take the next minibatch into account."""
+        self.length, self.ranks = self.length + 1, self.ranks + rank
+        share = self.highest * self.length / self.needed
+        if self.ranks > min(self.highest, share + self.patience if self.length > 1 else share / 2):
+            self.clear()
+
+    def clear(self) -> None:
+        """Start again with the next minibatch."""
+        self.length = self.ranks = 0
+
+
+DETECTORS: dict[str, Callable[..., Detector]] = {
+    "calibrated": Calibrated,
+    "divergence": Calibrated.on_divergence,
+    "welch": Welch,
+}
+
+
+@lru_cache(maxsize=4096)
+def rank_sum(n: int, false_alarm: float, least: int) -> tuple[int, int]:
+    """The lowest r >= `least` and then the highest u such that P(U <= u) is not above `false_alarm`."""
+    run = least
+    while 1 / math.comb(n + run, run) > false_alarm:
+        run += 1
+    return run, int((mann_whitney(n, run) <= false_alarm).sum()) - 1
+
+
+def mann_whitney(n: int, r: int) -> Tensor:
+    """P(U <= u) for u up to n r / 2, if every order of n values and r others is as likely: (u,).
+
+    The orders with U = u are the coefficient of q^u in prod_i (1 - q^(n + i)) / (1 - q^i), i from 1 to r.
+    """
+    size = n * r // 2 + 1
+    chance = torch.zeros(size, dtype=torch.double)
+    chance[0] = 1
+    for i in range(1, r + 1):
+        chance[n + i :] -= chance[: max(0, size - n - i)].clone()
+        padded = torch.nn.functional.pad(chance, (0, -size % i))
+        chance = padded.view(-1, i).cumsum(0).flatten()[:size] * i / (n + i)
+    return chance.cumsum(0)
+
+
+def chance_of_lower(some: Tensor, others: Tensor) -> float:
+    """P of a rank sum as low as that of `some` among both, if every order is as likely: its normal limit, with ties."""
+    _, place, counts = torch.cat([some, others]).double().unique(return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]  # equal values share the mean of their ranks
+    spread = float((ranks.var() * len(others) / (len(some) * len(ranks))).sqrt())
+    excess = float(ranks[: len(some)].mean()) - (len(ranks) + 1) / 2
+    return 0.5 * math.erfc(-excess / spread / math.sqrt(2)) if spread else 1.0
+
+
+def chance_of_lower_mean(some: Tensor, others: Tensor) -> float:
+    """At least P of a mean as low as that of `some`, if every choice out of both is as likely.
+
+    min_theta (E exp(-theta (v - mean)))^n with v drawn from both: Chernoff's bound, which holds for draws without
+    replacement too (Hoeffding 1963). That the mean of some is low is that the others' is high; the fewer are tighter.
+    """
+    every = torch.cat([some, others]).double()
+    few, every = (some, every) if len(some) <= len(others) else (-others, -every)
+    spread = float(every.std())
+    if not spread > 0:
+        return 1.0
+    above = (every - few.double().mean()) / spread
+    theta = 2 ** torch.arange(-8, 12, 0.5, dtype=torch.double, device=every.device)
+    bounds = torch.logsumexp(-theta[:, None] * above, 1) - math.log(len(every))
+    return math.exp(min(0.0, len(few) * float(bounds.min())))
