@@ -27,7 +27,7 @@ def test_a_short_run_gives_the_same_numbers(name):
         {part: pytest.approx(values, rel=5e-4, abs=5e-5) for part, values in task.items()} for task in kept["losses"]
     ]
     assert found["accuracy"] == [pytest.approx(row, abs=0.02) for row in kept["accuracy"]]
-    assert found["outputs"] == [pytest.approx(task, rel=1e-3, abs=1e-3) for task in kept["outputs"]]
+    assert found["outputs"] == [pytest.approx(task, abs=3e-3) for task in kept["outputs"]]
     assert found["boundaries"] == kept["boundaries"]
     assert list(found["weights"]) == list(kept["weights"])
     assert found["weights"] == pytest.approx(kept["weights"], rel=5e-4)
