@@ -40,11 +40,8 @@ EXCEPTIONS = {
     ("fromp.taskfree.detectors", "numpy"),
     ("fromp.taskfree.detectors", "scipy.stats"),
     ("fromp.lab.benchmarks.catalogue", "fromp.lab.methods.vcl.vcl"),
-    ("fromp.lab.benchmarks.catalogue", "fromp.lab.engine.fit"),
     ("fromp.lab.methods.vcl.coreset", "fromp.lab.engine.fit"),
-    ("fromp.lab.results.store", "fromp.lab.engine.run"),
     ("fromp.lab.results.store", "fromp.lab.engine.threads"),
-    ("fromp.lab.results.record", "fromp.lab.engine.run"),
 }
 
 

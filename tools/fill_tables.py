@@ -16,7 +16,7 @@ from fromp.lab.bench import detectors
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, as_text, settings_for
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.paper import tables
-from fromp.lab.paper.exhibits import EXHIBITS, Kept, Runs
+from fromp.lab.paper.exhibits import EXHIBITS, Required, ResultsFolder
 from fromp.lab.paper.required import LOOK_AT_MEMORY
 from fromp.lab.results import metrics, published
 from fromp.lab.results.record import Experiment, find, forward_transfer
@@ -166,7 +166,7 @@ def _against(exhibit: str, setting: str, title: str) -> Callable[[Path], str]:
     """Accuracy against a setting, a column a method: the runs of one of the paper's figures."""
 
     def block(results: Path) -> str:
-        kept, needed = Kept(results), EXHIBITS[exhibit].needed
+        kept, needed = ResultsFolder(results), EXHIBITS[exhibit].needed
         cells = {(getattr(runs.settings, setting), runs.method): _cell(kept, runs) for runs in needed}
         methods = list(dict.fromkeys(method for _, method in cells))
         rows = [
@@ -178,7 +178,7 @@ def _against(exhibit: str, setting: str, title: str) -> Callable[[Path], str]:
     return block
 
 
-def _cell(kept: Kept, runs: Runs) -> str:
+def _cell(kept: ResultsFolder, runs: Required) -> str:
     found = kept.experiment(runs)
     summary = None if found is None else found.summary["average_accuracy"]
     return _not_run(kept, runs) if summary is None else f"{_percent(summary)} ({_seeds(int(summary['n']))})"
@@ -186,7 +186,7 @@ def _cell(kept: Kept, runs: Runs) -> str:
 
 def _reproduction(results: Path) -> str:
     """Every table and figure of the paper, how many of its runs are kept, and what the others will take."""
-    kept, rows = Kept(results), []
+    kept, rows = ResultsFolder(results), []
     for name, exhibit in EXHIBITS.items():
         states = [(kept.state(runs), kept.seconds(runs)) for runs in exhibit.runs()]
         done, wanted = sum(state.done for state, _ in states), sum(state.seeds for state, _ in states)
@@ -419,13 +419,15 @@ def _row(title: str, benchmark: str, method: str, path: Path) -> Row:
         published.AVERAGE_ACCURACY.get(key),
         published.BACKWARD_TRANSFER.get(key),
         published.FORWARD_TRANSFER.get(key),
-        "not run" if experiment or method not in METHODS else _not_run(Kept(results), _planned(benchmark, method)),
+        "not run"
+        if experiment or method not in METHODS
+        else _not_run(ResultsFolder(results), _planned(benchmark, method)),
     )
 
 
-def _planned(benchmark: str, method: str) -> Runs:
+def _planned(benchmark: str, method: str) -> Required:
     """As a table of the paper wants them, if one does."""
-    own = Runs(benchmark, method)
+    own = Required(benchmark, method)
     return next((runs for exhibit in EXHIBITS.values() for runs in exhibit.needed if runs.place == own.place), own)
 
 
@@ -438,7 +440,7 @@ def _with_forward_transfer(experiment: Experiment) -> Experiment:
     )
 
 
-def _not_run(kept: Kept, runs: Runs) -> str:
+def _not_run(kept: ResultsFolder, runs: Required) -> str:
     return f"not run: {_seeds(runs.seeds)} take {_time(runs.seeds * kept.seconds(runs))}"
 
 

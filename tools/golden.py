@@ -66,29 +66,28 @@ def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) ->
     """One run of a case."""
     from fromp.derivatives.model import evaluating
     from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
-    from fromp.lab.engine.run import Moment, Plan, Run
+    from fromp.lab.engine.run import Run
+    from fromp.lab.results.plan import Plan
 
     plan = Plan(benchmark, method, settings_for(benchmark, changes, method))
     losses: Losses = [[] for _ in range(plan.settings.tasks)]
 
-    def watch(moment: Moment) -> None:
-        if not moment.finished:
-            losses[moment.task].append((float(moment.loss.data), float(moment.loss.penalty)))
-
     run = Run(plan, BENCHMARKS[benchmark], SEED, folder)
-    result = run.learn(watch)
+    for progress in run.learn():
+        if not progress.finished:
+            losses[progress.task].append((float(progress.loss.data), float(progress.loss.penalty)))
     with evaluating(run.model), torch.no_grad():
         outputs = [
             run.method.predict_outputs(task.test.take(torch.arange(TESTED))[0], task.head, place)
             for place, task in enumerate(map(run.stream.task, range(len(run.stream))))
         ]
-    return Learned(result, losses, run.model.state_dict(), outputs)
+    return Learned(run.result(), losses, run.model.state_dict(), outputs)
 
 
 def settings() -> dict[str, Case]:
     """Of each kept results.json: what differs from today's preset, as recorded then, and the average accuracy."""
     from fromp.lab.benchmarks.catalogue import settings_for
-    from fromp.lab.engine.run import Plan
+    from fromp.lab.results.plan import Plan
     from fromp.lab.results.record import find
 
     found = {}

@@ -35,7 +35,7 @@ from fromp.memory import (
 )
 from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
 
-NOBODY = torch.empty(0, dtype=torch.long)
+NO_TASKS = torch.empty(0, dtype=torch.long)
 PASS_BYTES = 96 * 2**20  # of activations in one pass over memory: larger ones fall out of the cache
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
@@ -103,7 +103,7 @@ class FROMP(Method):
         self.precision: dict[str, Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
         self._prior: FunctionalPrior | None = None
-        self._turns = NOBODY  # past tasks in the order in which they are drawn next
+        self._turns = NO_TASKS  # past tasks in the order in which they are drawn next
 
     def penalty(self) -> Tensor:
         """tau / 2 sum_s (m_s - m0_s)' K_s^-1 (m_s - m0_s), Eq. (8) divided by N: a scalar; zero before any task."""
@@ -140,7 +140,7 @@ class FROMP(Method):
             self._generator.set_state(draws)
             raise
         self.precision = precision
-        self._hold(prior)
+        self._set_prior(prior)
 
     def predict(self, x: Inputs, head: Sequence[int] | None = None) -> gp.Prediction:
         """The GP predictive at x: mean and variance of y, observation term included, both (b, c).
@@ -164,7 +164,7 @@ class FROMP(Method):
         if self._prior is None or not 0 <= place < len(anchors):
             raise FrompError(f"there is no task {task} to forget; {len(anchors)} are remembered, counted from 0.")
         del anchors[place]
-        self._hold(self._prior_of(anchors, self._prior.num_outputs))
+        self._set_prior(self._prior_of(anchors, self._prior.num_outputs))
 
     def drift(self) -> list[float]:
         """How far the means have moved at each past task's memory since they were fixed: root mean square."""
@@ -251,7 +251,7 @@ class FROMP(Method):
             anchors.append(Anchor(memory, tensors[f"prior.{s}.mean"], self.kernel.from_tensors(kernel)))
         if anchors:
             self._check_outputs(anchors[0].memory, state["outputs"])
-        self._hold(self._prior_of(anchors, state["outputs"]))
+        self._set_prior(self._prior_of(anchors, state["outputs"]))
         self.precision = under(tensors, "precision.")
         self._generator.set_state(tensors["generator"])
         self._turns = tensors["turns"].cpu()
@@ -273,9 +273,9 @@ class FROMP(Method):
         """What holds the network, a task each; `memories` shows it, and may have been edited."""
         return list(self._prior.anchors) if self._prior else []
 
-    def _hold(self, prior: FunctionalPrior | None) -> None:
+    def _set_prior(self, prior: FunctionalPrior | None) -> None:
         """Be held by this prior alone: `memories` are those in it, which share nothing with any before."""
-        self._prior, self._turns = prior, NOBODY
+        self._prior, self._turns = prior, NO_TASKS
         self.memories = [anchor.memory for anchor in self._anchors()]
 
     def _prior_of(self, anchors: list[Anchor], num_outputs: int) -> FunctionalPrior | None:

@@ -218,11 +218,11 @@ def _names(text: str | None) -> list[str]:
 
 
 def _plan(options: argparse.Namespace, method: str) -> Any:
-    from fromp.lab.benchmarks.catalogue import choose, parse_setting, settings_for, tuned
-    from fromp.lab.engine.run import Plan
+    from fromp.lab.benchmarks.catalogue import parse_setting, require_known, settings_for, tuned
     from fromp.lab.methods.registry import METHODS
+    from fromp.lab.results.plan import Plan
 
-    choose("method", method, METHODS)
+    require_known("method", method, METHODS)
     changes = dict(parse_setting(text) for text in options.set)
     if getattr(options, "task_free", False):
         changes = {"boundaries": "calibrated", "schedule": "constant", **changes}  # a decay would have to know the end
@@ -256,11 +256,11 @@ def _seeds(options: argparse.Namespace) -> list[int]:
 
 
 def _manner(options: argparse.Namespace) -> Any:
-    from fromp.lab.engine.jobs import Manner
+    from fromp.lab.engine.jobs import Execution
 
     if not options.checkpoint_seconds >= 0:
         raise FrompError(f"--checkpoint-seconds {options.checkpoint_seconds} is impossible; use zero or more.")
-    return Manner(
+    return Execution(
         options.jobs, options.quiet, options.checkpoint_seconds, options.first_task, options.tensorboard, options.ray
     )
 
@@ -280,7 +280,7 @@ def _finish(out: Path, seed: int, console: Any) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from fromp.lab.engine.jobs import Manner
+    from fromp.lab.engine.jobs import Execution
     from fromp.lab.engine.watch import console
     from fromp.lab.paper import reproduce
     from fromp.lab.paper.exhibits import EXHIBITS, root_of
@@ -294,8 +294,8 @@ def _reproduce(options: argparse.Namespace) -> int:
     if options.as_is:
         reproduce.render(names, root, options.quick, console())
         return 0
-    manner = Manner(options.jobs, options.quiet, first_task=root / "first-task")
-    return reproduce.reproduce(names, root, options.quick, manner, console())
+    execution = Execution(options.jobs, options.quiet, first_task=root / "first-task")
+    return reproduce.reproduce(names, root, options.quick, execution, console())
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ from fromp.foundation.inputs import Inputs
 from fromp.likelihoods import Likelihood
 
 FALSE_ALARM = 1e-6  # for each minibatch
-ENOUGH = 2000  # examples of the present task to compare those in doubt with
+REFERENCE_EXAMPLES = 2000  # examples of the present task to compare those in doubt with
 
 
 class Verdict(Enum):
@@ -96,7 +96,7 @@ class Evidence:
         doubtful = [*self._held, self._last][-minibatches:]
         x, y = self._sample()
         size = max(len(labels) for _, labels in doubtful)
-        places = torch.arange(min(len(y), ENOUGH)).split(max(size, 32))
+        places = torch.arange(min(len(y), REFERENCE_EXAMPLES)).split(max(size, 32))
         known = [(inputs.take(x, part), y[part]) for part in places]
         at_doubtful, at_known = (torch.cat([signal(self._at(*batch)) for batch in of]) for of in (doubtful, known))
         return min(1.0, 2 * min(test(at_doubtful, at_known) for test in (chance_of_lower, chance_of_lower_mean)))
@@ -158,7 +158,7 @@ class Detector(ABC):
         self.fresh = 1  # how many minibatches are of the new task when there is one: the last, and those held before
         self.begin_task()
 
-    def _take_down(self, values: Sequence[float]) -> None:
+    def _record_values(self, values: Sequence[float]) -> None:
         """What a minibatch came to, for those who draw it."""
         self.values = values
         if not all(map(math.isfinite, values)):
@@ -209,12 +209,12 @@ class Welch(Detector):
         squares = squared_differences(evidence).double()
         mean = squares.mean(0)
         if len(squares) < 2:  # a last minibatch of a single example has no variance; the next goes by those before it
-            self._take_down([float(mean.sum()), 0.0])
+            self._record_values([float(mean.sum()), 0.0])
             return Verdict.SAME
         now = Moments(mean.tolist(), squares.std(0).tolist(), len(squares))
         t = 0.0 if self._last is None else welch(self._last, now)
         self._last = now
-        self._take_down([float(mean.sum()), t])
+        self._record_values([float(mean.sum()), t])
         return Verdict.NEW if armed and t > self.threshold else Verdict.SAME
 
     def state(self) -> dict[str, Any]:
@@ -311,11 +311,11 @@ class Calibrated(Detector):
         self._recent: deque[list[float]] = deque()  # values of the task's minibatches, by signal
         self._sorted: list[list[float]] = [[] for _ in self._signals]  # the same, for each signal
         self._held: list[list[float]] = []  # of those in doubt
-        self._runs: list[Run] = []  # of each test, as it was set up when the doubt began
+        self._runs: list[RankStreak] = []  # of each test, as it was set up when the doubt began
 
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
         values = [float(signal(evidence).mean()) for signal in self._signals]
-        self._take_down(values)
+        self._record_values(values)
         if not self._held:
             self._runs = self._set_up() if armed else []
         self._held.append(values)
@@ -333,7 +333,7 @@ class Calibrated(Detector):
         self._held = []
         return Verdict.SAME
 
-    def _extent(self, run: "Run") -> int:
+    def _extent(self, run: "RankStreak") -> int:
         """How many minibatches are of the new task: those of the run, and those just before that rank no higher."""
         ranks = [bisect_right(self._sorted[run.signal], values[run.signal]) for values in self._held]
         highest, count = max(ranks[-run.needed :]), run.needed
@@ -341,7 +341,7 @@ class Calibrated(Detector):
             count += 1
         return count
 
-    def _confirmed(self, run: "Run", evidence: Evidence) -> bool:
+    def _confirmed(self, run: "RankStreak", evidence: Evidence) -> bool:
         """Whether its minibatches are lower than the task also when one network sees both; else it starts again."""
         chance = evidence.chance(self._signals[run.signal], run.needed)
         if chance > self.false_alarm / len(self.tests):
@@ -349,14 +349,14 @@ class Calibrated(Detector):
             return False
         return True
 
-    def _set_up(self) -> "list[Run]":
+    def _set_up(self) -> "list[RankStreak]":
         n = len(self._recent)
         if n < self.FEWEST:
             return []
         runs = []
         for signal, least in self.tests:
             needed, highest = rank_sum(n, self.false_alarm / len(self.tests), least)
-            runs.append(Run(self._signals.index(signal), needed, highest, round(self.PATIENCE * n)))
+            runs.append(RankStreak(self._signals.index(signal), needed, highest, round(self.PATIENCE * n)))
         return runs
 
     def _note(self, values: list[float]) -> None:
@@ -378,11 +378,11 @@ class Calibrated(Detector):
         self._age, self._held = state["age"], [list(values) for values in state["held"]]
         self._recent = deque(state["recent"])
         self._sorted = [sorted(values[place] for values in self._recent) for place in range(len(self._signals))]
-        self._runs = [Run(**run) for run in state["runs"]]
+        self._runs = [RankStreak(**run) for run in state["runs"]]
 
 
 @dataclass
-class Run:
+class RankStreak:
     """The last minibatches, as long as they may still come to what a test asks for, and how many it takes."""
 
     signal: int

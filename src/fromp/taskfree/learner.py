@@ -13,8 +13,8 @@ from fromp.foundation import inputs, storage
 from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import Batch
 from fromp.foundation.inputs import Inputs
-from fromp.lab.engine.fit import Fit, Optimisation, moments, restore_moments, step
-from fromp.lab.methods.base import Loss, Method, Part, Training, under
+from fromp.lab.engine.fit import Fit, Training, moments, restore_moments, step
+from fromp.lab.methods.base import HeadBatch, Loss, Method, TrainingSets, under
 from fromp.taskfree.detectors import Calibrated, Detector, Evidence, Verdict
 from fromp.taskfree.reservoir import Reservoir
 
@@ -39,13 +39,13 @@ class TaskFree:
     optimizer: its state starts anew with each task, as in the paper.
     detector: `Calibrated()`, `Calibrated.on_divergence()`, or `Welch(threshold)` for the paper's.
     reservoir: distinct examples of the present task that are kept, to remember it by when it ends.
-    shortest: distinct examples that a task has at least; no change is looked for before, nor in its first ten
+    min_task_examples: distinct examples that a task has at least; no change is looked for before, nor in its first ten
         minibatches.
     clip: of the norm of the gradient.
     seed: of the choice of examples.
     """
 
-    FIRST = 10  # minibatches of a task that are not tested, as in the paper
+    UNTESTED_MINIBATCHES = 10  # minibatches of a task that are not tested, as in the paper
 
     def __init__(
         self,
@@ -54,25 +54,25 @@ class TaskFree:
         detector: Detector | None = None,
         *,
         reservoir: int = 5000,
-        shortest: int = 500,
+        min_task_examples: int = 500,
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        if reservoir < shortest:
+        if reservoir < min_task_examples:
             raise FrompError(
-                f"reservoir={reservoir} never holds the {shortest} examples of the shortest task; "
-                "enlarge it, or lower `shortest`."
+                f"reservoir={reservoir} is smaller than min_task_examples={min_task_examples}; "
+                "enlarge it, or lower `min_task_examples`."
             )
-        if (memory := getattr(method, "memory_size", 0)) > shortest:
+        if (memory := getattr(method, "memory_size", 0)) > min_task_examples:
             raise FrompError(
-                f"memory_size={memory} is more than the {shortest} examples of the shortest task; "
-                "enlarge `shortest`, and the reservoir with it, or lower memory_size."
+                f"memory_size={memory} is larger than min_task_examples={min_task_examples}; "
+                "enlarge `min_task_examples`, and the reservoir with it, or lower memory_size."
             )
         if type(method).begin_task is not Method.begin_task:
             raise FrompError(
                 f"{type(method).__name__} must be told when a task begins; use a method that need not, such as FROMP."
             )
-        self.method, self.optimizer, self.clip, self.shortest = method, optimizer, clip, shortest
+        self.method, self.optimizer, self.clip, self.min_task_examples = method, optimizer, clip, min_task_examples
         self.detector = Calibrated() if detector is None else detector
         self.reservoir = Reservoir(reservoir, seed)
         self.boundaries: list[Boundary] = []
@@ -198,7 +198,7 @@ class TaskFree:
 
     def _examine(self, x: Inputs, y: Tensor, f: Tensor | None) -> Verdict:
         likelihood, examples = self.method.likelihood, self.detector.examples
-        armed = self._age >= self.FIRST and self.reservoir.distinct >= self.shortest
+        armed = self._age >= self.UNTESTED_MINIBATCHES and self.reservoir.distinct >= self.min_task_examples
         evidence = Evidence(
             self.model, self._past, likelihood, x, y, examples, f, self._precision, self._held, self._sample
         )
@@ -265,14 +265,14 @@ class TaskFree:
 
 
 @final
-class Unannounced(Fit):
+class TaskFreeFit(Fit):
     """A task's minibatches, shown to a learner that is not told of it."""
 
-    def __init__(self, learner: TaskFree, training: Training, settings: Optimisation, seed: int) -> None:
+    def __init__(self, learner: TaskFree, training: TrainingSets, settings: Training, seed: int) -> None:
         super().__init__(learner.method, training, settings, seed, learner.optimizer)
         self._learner = learner
 
-    def learn(self, batch: list[Part]) -> Loss:
+    def learn(self, batch: list[HeadBatch]) -> Loss:
         x, y, head = batch[0]
         if head is not None:
             raise FrompError(

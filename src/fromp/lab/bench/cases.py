@@ -17,7 +17,7 @@ from fromp.regulariser import PASS_BYTES
 POINTS, CLASSES = 200, 10
 
 
-class Setting:
+class Case:
     """A network with its minibatch, as in the paper's experiments."""
 
     def __init__(self, name: str, batch_size: int, shape: tuple[int, ...], network: Callable[[], nn.Module]) -> None:
@@ -52,9 +52,9 @@ class Setting:
         return FunctionalPrior(anchors, Categorical(), CLASSES, self.points_per_pass())
 
 
-SETTINGS: dict[str, Callable[[], Setting]] = {
-    "mlp": lambda: Setting("mlp", 128, (784,), lambda: mlp(784, (100, 100), CLASSES)),
-    "cnn": lambda: Setting("cnn", 256, (3, 32, 32), lambda: cifar_cnn(CLASSES)),
+SETTINGS: dict[str, Callable[[], Case]] = {
+    "mlp": lambda: Case("mlp", 128, (784,), lambda: mlp(784, (100, 100), CLASSES)),
+    "cnn": lambda: Case("cnn", 256, (3, 32, 32), lambda: cifar_cnn(CLASSES)),
 }
 THREADS = {"mlp": 1, "cnn": torch.get_num_threads()}
 PAST_TASKS = {"mlp": (1, 3, 5, 9, 20), "cnn": (1, 2, 3, 4, 5)}

@@ -15,13 +15,13 @@ from fromp.foundation import storage
 from fromp.foundation.errors import FrompError, install
 from fromp.foundation.examples import Batch
 from fromp.lab import data
-from fromp.lab.benchmarks.catalogue import PAIRS, PERMUTED_MNIST, choose
+from fromp.lab.benchmarks.catalogue import PAIRS, PERMUTED_MNIST, require_known
 from fromp.lab.benchmarks.networks import initialise, mlp
 from fromp.lab.benchmarks.streams import Permuted, Rotated, Split, Stream, output_a_class
 from fromp.lab.data.arrays import Images
 from fromp.lab.engine.fit import accuracy, hash_seed
-from fromp.lab.engine.jobs import alone_in
-from fromp.lab.engine.threads import environment, sized_for
+from fromp.lab.engine.jobs import exclusive_folder
+from fromp.lab.engine.threads import environment, threads_for
 from fromp.lab.results import metrics
 from fromp.likelihoods import Categorical
 from fromp.regulariser import FROMP
@@ -138,11 +138,11 @@ def main(
 ) -> None:
     """Try every detector on every stream, those apart that `out` has already; a file a stream, and one table."""
     for trial in trials:
-        choose("stream", trial, TRIALS)
+        require_known("stream", trial, TRIALS)
     for detector in detectors:
-        choose("detector", detector, DETECTORS)
+        require_known("detector", detector, DETECTORS)
         DETECTORS[detector]()  # what it needs may not be installed
-    with alone_in(out):
+    with exclusive_folder(out):
         _try_all(out, trials, detectors, seeds, dataset, share)
     print(table([json.loads((out / f"{trial}.json").read_text()) for trial in trials]))
 
@@ -198,8 +198,8 @@ def _of_each_task(share: float) -> str:
 
 def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share: float = 1.0) -> dict[str, Any]:
     """One detector on one stream, with FROMP learning from what it finds: everything there is to say of it."""
-    choose("stream", trial, TRIALS)
-    choose("detector", detector, DETECTORS)
+    require_known("stream", trial, TRIALS)
+    require_known("detector", detector, DETECTORS)
     settings, images, stream = PERMUTED_MNIST, data.load(dataset), TRIALS[trial]
     pixels = images.train_x[0].numel()
     model = initialise(lambda: mlp(pixels, settings.hidden, 10), seed)
@@ -214,7 +214,7 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
     def bearable(_: Any) -> bool:
         return len(learner.boundaries) < MOST_ALARMS
 
-    with sized_for(model):
+    with threads_for(model):
         model.train()
         for part in itertools.takewhile(bearable, stream.parts(images, seed, share)):
             starts.append(seen)

@@ -13,7 +13,7 @@ from fromp import gp
 from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import detached, trainable
 from fromp.foundation.examples import TensorExamples
-from fromp.lab.bench.cases import POINTS, SETTINGS, THREADS, Setting
+from fromp.lab.bench.cases import POINTS, SETTINGS, THREADS, Case
 from fromp.lab.bench.steps import fromp_step, plain_step, slow_step
 from fromp.lab.bench.timing import in_a_process, interleaved
 from fromp.lab.engine.threads import keep_memory
@@ -128,33 +128,33 @@ def _peak(reset: bool = False) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def _case_plain(setting: Setting) -> Callable[[], object]:
+def _case_plain(setting: Case) -> Callable[[], object]:
     x, y = setting.images(setting.batch_size), setting.labels(setting.batch_size)
     return lambda: plain_step(setting, [(x, y)])
 
 
-def _case_fromp(setting: Setting) -> Callable[[], object]:
+def _case_fromp(setting: Case) -> Callable[[], object]:
     x, y, prior = setting.images(setting.batch_size), setting.labels(setting.batch_size), setting.prior(5)
     return lambda: fromp_step(setting, x, y, prior, None)
 
 
-def _case_slow(setting: Setting) -> Callable[[], object]:
+def _case_slow(setting: Case) -> Callable[[], object]:
     x, y, prior = setting.images(setting.batch_size), setting.labels(setting.batch_size), setting.prior(5)
     return lambda: slow_step(setting, x, y, prior)
 
 
-def _case_ggn(setting: Setting) -> Callable[[], object]:
+def _case_ggn(setting: Case) -> Callable[[], object]:
     data = TensorExamples(setting.images(2000), setting.labels(2000))
     return lambda: ggn_diagonal(setting.model, trainable(setting.model), data, Categorical())
 
 
-def _case_kernel(setting: Setting) -> Callable[[], object]:
+def _case_kernel(setting: Case) -> Callable[[], object]:
     x, names = setting.images(POINTS), trainable(setting.model)
     variance = {k: torch.ones_like(w).detach() for k, w in detached(setting.model, names).items()}
     return lambda: gp.kernel(setting.model, x, Categorical(), variance)
 
 
-CASES: dict[str, Callable[[Setting], Callable[[], object]]] = {
+CASES: dict[str, Callable[[Case], Callable[[], object]]] = {
     "plain step": _case_plain,
     "fromp step, 5 past tasks": _case_fromp,
     "slow twin of it": _case_slow,

@@ -20,7 +20,8 @@ from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Settings
 from fromp.lab.benchmarks.networks import initialise, mlp
 from fromp.lab.benchmarks.streams import Permuted
 from fromp.lab.data.arrays import Images
-from fromp.lab.engine.run import Plan, Run
+from fromp.lab.engine.run import Run
+from fromp.lab.results.plan import Plan
 from fromp.likelihoods import Categorical
 from fromp.memory import assess, memorability
 
@@ -95,7 +96,7 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
 
     def engine() -> None:
         with tempfile.TemporaryDirectory() as path:
-            Run(Plan("permuted-mnist", "finetune", settings), benchmark, 0, Path(path)).learn(lambda moment: None)
+            Run(Plan("permuted-mnist", "finetune", settings), benchmark, 0, Path(path)).complete()
 
     def by_hand() -> None:
         model = initialise(lambda: mlp(784, settings.hidden, CLASSES), 0)

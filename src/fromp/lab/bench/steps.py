@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fromp.foundation.examples import TensorExamples
-from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS, Setting
+from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS, Case
 from fromp.lab.bench.timing import interleaved
 from fromp.lab.benchmarks.catalogue import settings_for
-from fromp.lab.engine.run import Plan, build_method
-from fromp.lab.methods.base import Method, Part
+from fromp.lab.engine.run import build_method
+from fromp.lab.methods.base import HeadBatch, Method
 from fromp.lab.methods.registry import METHODS
+from fromp.lab.results.plan import Plan
 from fromp.prior import FullKernel, FunctionalPrior
 
 
@@ -52,7 +53,7 @@ def method_costs(repetitions: int) -> dict[str, Any]:
     setting = SETTINGS["mlp"]()
     past, size = 5, 1000
     tasks = [TensorExamples(setting.images(size), setting.labels(size)) for _ in range(past + 1)]
-    batch: list[Part] = [(setting.images(setting.batch_size), setting.labels(setting.batch_size), None)]
+    batch: list[HeadBatch] = [(setting.images(setting.batch_size), setting.labels(setting.batch_size), None)]
     cases: dict[str, Callable[[], object]] = {}
     for name in METHODS:
         settings = settings_for("permuted-mnist", {}, name)
@@ -67,7 +68,7 @@ def method_costs(repetitions: int) -> dict[str, Any]:
     return {"past_tasks": past, "points": POINTS, "seconds": seconds, "ratio": ratios}
 
 
-def plain_step(setting: Setting, chunks: list[tuple[Tensor, Tensor]]) -> None:
+def plain_step(setting: Case, chunks: list[tuple[Tensor, Tensor]]) -> None:
     setting.model.train()
     setting.optimizer.zero_grad()
     total = sum(len(y) for _, y in chunks)
@@ -76,7 +77,7 @@ def plain_step(setting: Setting, chunks: list[tuple[Tensor, Tensor]]) -> None:
     setting.optimizer.step()
 
 
-def fromp_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior, tasks: Tensor | None) -> None:
+def fromp_step(setting: Case, x: Tensor, y: Tensor, prior: FunctionalPrior, tasks: Tensor | None) -> None:
     setting.model.train()
     setting.optimizer.zero_grad()
     loss = F.cross_entropy(setting.model(x), y) + 0.5 * prior.squared_distance(setting.model, tasks)
@@ -84,7 +85,7 @@ def fromp_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior, t
     setting.optimizer.step()
 
 
-def method_step(method: Method, optimizer: torch.optim.Optimizer, batch: list[Part]) -> None:
+def method_step(method: Method, optimizer: torch.optim.Optimizer, batch: list[HeadBatch]) -> None:
     method.model.train()
     optimizer.zero_grad()
     loss = method.loss(batch)
@@ -93,7 +94,7 @@ def method_step(method: Method, optimizer: torch.optim.Optimizer, batch: list[Pa
     method.after_step()
 
 
-def slow_step(setting: Setting, x: Tensor, y: Tensor, prior: FunctionalPrior) -> None:
+def slow_step(setting: Case, x: Tensor, y: Tensor, prior: FunctionalPrior) -> None:
     """g_FR of Algorithm 1 to the letter: the M x P matrix H for every task and class, then H K^-1 (m - m0)."""
     model = setting.model
     setting.optimizer.zero_grad()

@@ -15,8 +15,8 @@ from fromp.lab.benchmarks.networks import ACTIVATIONS, cifar_cnn, initialise, ml
 from fromp.lab.benchmarks.streams import (
     TOY_VARIATIONS,
     Blobs,
-    Chain,
-    First,
+    Concatenated,
+    FirstTasks,
     Heads,
     Permuted,
     Rotated,
@@ -27,12 +27,12 @@ from fromp.lab.benchmarks.streams import (
     one_head,
     output_a_class,
 )
-from fromp.lab.engine.fit import SCHEDULES, Optimisation
+from fromp.lab.benchmarks.training import SCHEDULES, Training
 from fromp.lab.methods.vcl.vcl import STARTS
 from fromp.taskfree.detectors import DETECTORS
 
 
-def choose(role: str, name: str, known: Any) -> None:
+def require_known(role: str, name: str, known: Any) -> None:
     """An error that names the nearest known name, unless `name` is one."""
     if name not in known:
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
@@ -96,10 +96,10 @@ class Settings:
             self.tasks_per_step is None or self.tasks_per_step >= 1, "tasks_per_step", self.tasks_per_step, "at least 1"
         )
         _require(all(units >= 1 for units in self.hidden), "hidden", self.hidden, "at least 1 unit a layer")
-        choose("schedule", self.schedule, SCHEDULES)
-        choose("start", self.start, STARTS)
-        choose("activation", self.activation, ACTIVATIONS)
-        choose("detector", self.boundaries, ["given", *DETECTORS])
+        require_known("schedule", self.schedule, SCHEDULES)
+        require_known("start", self.start, STARTS)
+        require_known("activation", self.activation, ACTIVATIONS)
+        require_known("detector", self.boundaries, ["given", *DETECTORS])
         _require(0 < self.false_alarm < 1, "false_alarm", self.false_alarm, "in (0, 1)")
         _require(self.threshold > 0, "threshold", self.threshold, "positive")
         if self.boundaries != "given":
@@ -110,10 +110,10 @@ class Settings:
                     "without tasks being announced, use schedule=constant."
                 )
 
-    def optimisation(self) -> Optimisation:
+    def optimisation(self) -> Training:
         """How each task is fitted, with the clip in units of `mean nll + penalty` (as it stands if there is no tau)."""
         clip = None if self.clip is None else self.clip * (self.tau or 1.0)
-        return Optimisation(self.epochs, self.batch_size, self.lr, self.beta1, self.beta2, clip, self.schedule)
+        return Training(self.epochs, self.batch_size, self.lr, self.beta1, self.beta2, clip, self.schedule)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Benchmark:
             raise FrompError(f"tasks={settings.tasks} is more than the {len(stream)} there are; use at most that.")
         if settings.validation:
             stream = Validation(stream, settings.validation, seed)
-        return First(stream, settings.tasks), initialise(lambda: self.network(stream, settings), seed)
+        return FirstTasks(stream, settings.tasks), initialise(lambda: self.network(stream, settings), seed)
 
 
 PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
@@ -157,7 +157,7 @@ def _split(name: str, groups: list[list[int]], heads: Heads = head_a_task) -> Ca
 def _split_cifar(num_tasks: int) -> Callable[[int], Stream]:
     """CIFAR-10 first, then CIFAR-100 ten classes at a time."""
     tens = TENS[: num_tasks - 1]
-    return lambda seed: Chain([Split(data.load("cifar10"), TENS[:1]), Split(data.load("cifar100"), tens)])
+    return lambda seed: Concatenated([Split(data.load("cifar10"), TENS[:1]), Split(data.load("cifar100"), tens)])
 
 
 def _permuted(name: str, num_tasks: int) -> Callable[[int], Stream]:
@@ -311,7 +311,7 @@ _OF_METHOD: dict[str, dict[str, dict[str, Any]]] = {
 
 def benchmark(name: str) -> Benchmark:
     """The benchmark of that name, or an error that names the nearest."""
-    choose("benchmark", name, BENCHMARKS)
+    require_known("benchmark", name, BENCHMARKS)
     return BENCHMARKS[name]
 
 
@@ -340,7 +340,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     if not equals:
         raise FrompError(f"'{text}' is not a setting; write KEY=VALUE, as in lr=0.001.")
     key = key.strip().replace("-", "_")
-    choose("setting", key, known)
+    require_known("setting", key, known)
     kind = known[key]
     try:
         if "None" in kind and value.lower() == "none":

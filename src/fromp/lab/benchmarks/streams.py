@@ -198,7 +198,7 @@ class Permuted(Stream):
 
 
 @final
-class Chain(Stream):
+class Concatenated(Stream):
     """Streams with a head a task, one after another, their heads side by side."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
@@ -276,7 +276,7 @@ class Validation(Stream):
 
 
 @final
-class First(Stream):
+class FirstTasks(Stream):
     """The first few tasks of another stream, for the same network."""
 
     def __init__(self, stream: Stream, num_tasks: int) -> None:

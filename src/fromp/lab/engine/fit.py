@@ -1,37 +1,15 @@
 """One trainer for every method: the fitting of a task."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from fromp.derivatives.model import Head, evaluating
 from fromp.foundation.examples import Examples
-from fromp.lab.methods.base import Loss, Method, Part, Training, by_set
-
-SCHEDULES: dict[str, Callable[[float], float]] = {  # the share of a task that is done -> a factor on lr
-    "constant": lambda done: 1.0,
-    "linear-decay": lambda done: 1.0 - done,
-}
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """How a task is fitted."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    clip: float | None = None  # of the norm of the gradient of `mean nll + penalty`
-    schedule: str = "constant"
-
-    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Adam:
-        """Adam for these parameters."""
-        return torch.optim.Adam(parameters, self.lr, (self.beta1, self.beta2), fused=True)
+from fromp.lab.benchmarks.training import SCHEDULES, Training
+from fromp.lab.methods.base import HeadBatch, Loss, Method, TrainingSets, by_set
 
 
 class Fit:
@@ -40,8 +18,8 @@ class Fit:
     def __init__(
         self,
         method: Method,
-        training: Training,
-        settings: Optimisation,
+        training: TrainingSets,
+        settings: Training,
         seed: int,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
@@ -64,7 +42,7 @@ class Fit:
             self.step += 1
             yield self.step
 
-    def learn(self, batch: list[Part]) -> Loss:
+    def learn(self, batch: list[HeadBatch]) -> Loss:
         """One step."""
         loss, norm = step(self.method, self.optimizer, self.method.loss(batch), self.settings.clip)
         self.largest_norm = max(self.largest_norm, norm)
@@ -124,12 +102,12 @@ def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
 class Shuffled:
     """Minibatches of one or several sets of examples, in a new order each epoch that depends on the seed alone."""
 
-    def __init__(self, training: Training, batch_size: int, seed: int) -> None:
+    def __init__(self, training: TrainingSets, batch_size: int, seed: int) -> None:
         self._training, self._batch_size, self._seed = training, batch_size, seed
         self._sizes = [len(examples) for examples, _ in training]
         self.steps_per_epoch = -(-sum(self._sizes) // batch_size)
 
-    def batches(self, start: int, stop: int) -> Iterator[list[Part]]:
+    def batches(self, start: int, stop: int) -> Iterator[list[HeadBatch]]:
         """The minibatches number `start` to `stop - 1`, counted over all epochs."""
         order = torch.empty(0, dtype=torch.long)
         for step in range(start, stop):
@@ -139,7 +117,7 @@ class Shuffled:
                 order = torch.randperm(sum(self._sizes), generator=generator)
             yield self._parts(order[place * self._batch_size : (place + 1) * self._batch_size])
 
-    def _parts(self, chosen: Tensor) -> list[Part]:
+    def _parts(self, chosen: Tensor) -> list[HeadBatch]:
         found = zip(self._training, by_set(chosen, self._sizes), strict=True)
         return [(*examples.take(own), head) for (examples, head), own in found if len(own)]
 

@@ -19,14 +19,15 @@ from rich.console import Console
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.lab.benchmarks.catalogue import benchmark
 from fromp.lab.engine import tensorboard
-from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Moment, Plan, Run, Watch
+from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, Run
 from fromp.lab.engine.watch import NowAndThen, Watcher
 from fromp.lab.engine.watch import console as plain_console
 from fromp.lab.results import store
+from fromp.lab.results.plan import Plan
 
 
 @dataclass(frozen=True)
-class Manner:
+class Execution:
     """How seeds are learned; none of it changes the numbers."""
 
     jobs: int = 1  # seeds at once, each in a process
@@ -50,19 +51,19 @@ class Job:
     out: Path
 
 
-def learn(plan: Plan, seeds: list[int], out: Path, manner: Manner, console: Console) -> int:
+def learn(plan: Plan, seeds: list[int], out: Path, execution: Execution, console: Console) -> int:
     """Learn every seed that is not done yet; the exit code, 128 + the signal if one came."""
     with _working_in(out, plan):
         left = [seed for seed in seeds if not done(out, seed)]
-        if not manner.quiet:
+        if not execution.quiet:
             already = f", {len(seeds) - len(left)} already done" if len(left) < len(seeds) else ""
             what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
             console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
         jobs = [Job(plan, seed, out) for seed in left]
-        return _learn_each(partial(_learn_and_show, manner, not _several(jobs, manner)), jobs, manner)
+        return _learn_each(partial(_learn_and_show, execution, not _several(jobs, execution)), jobs, execution)
 
 
-def learn_all(jobs: Sequence[Job], manner: Manner) -> int:
+def learn_all(jobs: Sequence[Job], execution: Execution) -> int:
     """Learn seeds of several plans, done or not, with a line for each; one that fails leaves the others alone.
 
     The exit code is that of `learn`, 2 if one failed.
@@ -70,7 +71,7 @@ def learn_all(jobs: Sequence[Job], manner: Manner) -> int:
     with ExitStack() as folders:
         for out, plan in {job.out: job.plan for job in jobs}.items():
             folders.enter_context(_working_in(out, plan))
-        return _learn_each(partial(_learn_and_tell, manner, list(jobs)), jobs, manner)
+        return _learn_each(partial(_learn_and_tell, execution, list(jobs)), jobs, execution)
 
 
 def unfinished(jobs: Sequence[Job]) -> list[Job]:
@@ -81,18 +82,18 @@ def unfinished(jobs: Sequence[Job]) -> list[Job]:
     return [job for job in jobs if not done(job.out, job.seed)]
 
 
-def _learn_each(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> int:
-    codes = _at_once(one, jobs, manner) if _several(jobs, manner) else _in_turn(one, jobs)
+def _learn_each(one: Callable[[Job], int], jobs: Sequence[Job], execution: Execution) -> int:
+    codes = _at_once(one, jobs, execution) if _several(jobs, execution) else _in_turn(one, jobs)
     return max(codes, default=0)
 
 
-def _several(jobs: Sequence[Job], manner: Manner) -> bool:
+def _several(jobs: Sequence[Job], execution: Execution) -> bool:
     """Whether other processes do it."""
-    return bool(jobs) and (manner.ray or min(manner.jobs, len(jobs)) > 1)
+    return bool(jobs) and (execution.ray or min(execution.jobs, len(jobs)) > 1)
 
 
 @contextmanager
-def alone_in(out: Path) -> Iterator[None]:
+def exclusive_folder(out: Path) -> Iterator[None]:
     """No other process works in the folder meanwhile."""
     out.mkdir(parents=True, exist_ok=True)
     lock = FileLock(out / ".lock", timeout=0)
@@ -109,7 +110,7 @@ def alone_in(out: Path) -> Iterator[None]:
 @contextmanager
 def _working_in(out: Path, plan: Plan) -> Iterator[None]:
     """Alone in a folder that has no runs of other plans, each of its runs in a file of its own."""
-    with alone_in(out):
+    with exclusive_folder(out):
         if (out / "results.json").exists() and (different := plan.differences(store.read(out))):
             raise CheckpointError(
                 f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
@@ -127,15 +128,15 @@ def _in_turn(one: Callable[[Job], int], jobs: Sequence[Job]) -> list[int]:
     return codes
 
 
-def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], manner: Manner) -> list[int]:
-    if manner.ray:
+def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], execution: Execution) -> list[int]:
+    if execution.ray:
         try:
             from ray.util.joblib import register_ray
         except ImportError as error:
             raise FrompError(f"Ray is not installed; {install('ray')}, or leave --ray out.") from error
         register_ray()
-    with parallel_config(backend="ray" if manner.ray else "loky"), _terminable():
-        parallel = Parallel(n_jobs=min(manner.jobs, len(jobs)), pre_dispatch="n_jobs", batch_size=1)
+    with parallel_config(backend="ray" if execution.ray else "loky"), _terminable():
+        parallel = Parallel(n_jobs=min(execution.jobs, len(jobs)), pre_dispatch="n_jobs", batch_size=1)
         try:
             return list(parallel(delayed(_on_one_core)(one, job) for job in jobs))
         except _Terminated:
@@ -166,44 +167,43 @@ def _on_one_core(one: Callable[[Job], int], job: Job) -> int:
     return one(job)
 
 
-def _learn_and_show(manner: Manner, alone: bool, job: Job) -> int:
+def _learn_and_show(execution: Execution, alone: bool, job: Job) -> int:
     """Learn a seed, with its progress and a line after each task; the line moves if no other process writes there."""
     console = plain_console()
-    with Watcher(console, live=alone and console.is_terminal, quiet=manner.quiet) as show:
-        return _learn_one(manner, job, show)
+    with Watcher(console, live=alone and console.is_terminal, quiet=execution.quiet) as show:
+        return _learn_one(execution, job, show)
 
 
-def _learn_and_tell(manner: Manner, jobs: list[Job], job: Job) -> int:
+def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
     """Learn a seed among many: a line now and then, and at the end one that says how it went."""
     console, place = plain_console(), f"{jobs.index(job) + 1}/{len(jobs)}"
     try:
-        code = _learn_one(manner, job, NowAndThen(console, place, manner.quiet))
+        code = _learn_one(execution, job, NowAndThen(console, place, execution.quiet))
     except FrompError as error:
         print(f"  {place:>7}  failed: {error}  {job.out}, seed {job.seed}", file=sys.stderr)
         return 2
-    if code == 0 and not manner.quiet:
+    if code == 0 and not execution.quiet:
         run = json.loads((store.seed_folder(job.out, job.seed) / "run.json").read_text())
         how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
         console.print(f"  {place:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
     return code
 
 
-def _learn_one(manner: Manner, job: Job, show: Watch) -> int:
+def _learn_one(execution: Execution, job: Job, show: Callable[[Progress], None]) -> int:
     plan, seed, out = job.plan, job.seed, job.out
     path = store.seed_folder(out, seed)
-    run = Run(plan, benchmark(plan.benchmark), seed, path, manner.first_task)
-    log = tensorboard.watcher(path / "tensorboard") if manner.tensorboard else None
+    run = Run(plan, benchmark(plan.benchmark), seed, path, execution.first_task)
+    log = tensorboard.watcher(path / "tensorboard") if execution.tensorboard else None
     again = done(out, seed)  # for its snapshots: until it is done once more, what it came to before stands
 
-    def watch(moment: Moment) -> None:
-        if moment.finished and not again:
-            store.record(out, plan, run.result())
-        show(moment)
-        if log is not None:
-            log(moment)
-
     try:
-        store.record(out, plan, run.learn(watch, manner.checkpoint_seconds))
+        for progress in run.learn(execution.checkpoint_seconds):
+            if progress.finished and not again:
+                store.record(out, plan, run.result())
+            show(progress)
+            if log is not None:
+                log(progress)
+        store.record(out, plan, run.result())
     except Interrupted as stop:
         plain_console().print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
         return 128 + stop.number

@@ -1,17 +1,16 @@
 """A run: one method learns one benchmark with one seed, and can be stopped and taken up again at any step."""
 
 import inspect
-import json
 import math
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,58 +19,24 @@ from fromp.derivatives.model import Head
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError
 from fromp.foundation.examples import Examples
-from fromp.lab.benchmarks.catalogue import Benchmark, Settings, as_json, settings_for
+from fromp.lab.benchmarks.catalogue import Benchmark, as_json, settings_for
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.engine.first_task import FirstTask
-from fromp.lab.engine.fit import Fit, Optimisation, accuracy, hash_seed
-from fromp.lab.engine.threads import environment, sized_for
+from fromp.lab.engine.fit import Fit, accuracy, hash_seed
+from fromp.lab.engine.threads import environment, threads_for
 from fromp.lab.methods.base import Loss, Method, under
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import metrics
+from fromp.lab.results.plan import Plan
 from fromp.likelihoods import Categorical
 from fromp.taskfree.detectors import DETECTORS
-from fromp.taskfree.learner import TaskFree, Unannounced
+from fromp.taskfree.learner import TaskFree, TaskFreeFit
 
 CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to run; two equal plans give the same numbers."""
-
-    benchmark: str
-    method: str
-    settings: Settings
-
-    def as_json(self) -> dict[str, Any]:
-        """The plan as it stands in results.json."""
-        return {"benchmark": self.benchmark, "method": self.method, "settings": as_json(self.settings)}
-
-    def matters(self) -> set[str]:
-        """The settings that the numbers depend on: a method is built with some of them only."""
-        settings = self.settings
-        known = {field.name for field in fields(Settings)}
-        found = {"tasks", "validation", "boundaries", "hidden", "activation"}
-        found |= {field.name for field in fields(Optimisation)}
-        found |= set(inspect.signature(METHODS[self.method].build).parameters)
-        if settings.clip is not None:
-            found.add("tau")  # which it is in units of
-        if settings.boundaries != "given":
-            found |= {"reservoir", "memory", *inspect.signature(DETECTORS[settings.boundaries]).parameters}
-        return found & known
-
-    def differences(self, found: dict[str, Any]) -> list[str]:
-        """What differs in a plan read from a file; a setting that did not exist then had its default value."""
-        wanted = json.loads(json.dumps(self.as_json()))
-        defaults = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
-        then = {**json.loads(json.dumps(defaults)), **found["settings"]}
-        different = [key for key in ("benchmark", "method") if found[key] != wanted[key]]
-        matters = self.matters()
-        return different + [key for key, v in wanted["settings"].items() if key in matters and then.get(key) != v]
-
-
-@dataclass(frozen=True)
-class Moment:
+class Progress:
     """Where a run stands, for whoever watches it."""
 
     seed: int
@@ -87,11 +52,8 @@ class Moment:
     loss: Loss
 
 
-Watch: TypeAlias = Callable[[Moment], None]
-
-
 class Interrupted(Exception):
-    """A signal asked the run to stop; it has been saved."""
+    """A signal signals_received the run to stop; it has been saved."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -116,14 +78,19 @@ class Run:
         self.learner = build_learner(plan, self.method, seed)
         self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
 
-    def learn(self, watch: Watch, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> dict[str, Any]:
-        """Learn what is left of the stream, and return the run as it stands in results.json."""
-        with torch.random.fork_rng(devices=[]), sized_for(self.model), interruptions() as asked:
+    def learn(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> Iterator[Progress]:
+        """Learn what is left of the stream, saying after each step and each task where it stands."""
+        with torch.random.fork_rng(devices=[]), threads_for(self.model), interruptions() as signals_received:
             torch.manual_seed(hash_seed(self.seed, 1))
             saved = self._load()
             while self.task < len(self.stream):
-                self._learn_task(saved, watch, checkpoint_seconds, asked)
+                yield from self._learn_task(saved, checkpoint_seconds, signals_received)
                 saved = None
+
+    def complete(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> dict[str, Any]:
+        """Learn what is left, unwatched, and return the run as it stands in results.json."""
+        for _ in self.learn(checkpoint_seconds):
+            pass
         return self.result()
 
     def result(self) -> dict[str, Any]:
@@ -151,8 +118,8 @@ class Run:
         }
 
     def _learn_task(
-        self, saved: dict[str, Any] | None, watch: Watch, checkpoint_seconds: float, asked: list[int]
-    ) -> None:
+        self, saved: dict[str, Any] | None, checkpoint_seconds: float, signals_received: list[int]
+    ) -> Iterator[Progress]:
         task, begun = self.stream.task(self.task), time.monotonic()
         if saved is not None:
             self._restore(None, saved)
@@ -161,7 +128,7 @@ class Run:
         if self.learner is None:
             fit = Fit(self.method, training, settings, seed)
         else:
-            fit = Unannounced(self.learner, training, settings, seed)
+            fit = TaskFreeFit(self.learner, training, settings, seed)
         if saved is not None and saved["step"] > 0:  # it ended within the task: beginning it has changed things
             self._restore(fit, saved)
         threads = torch.get_num_threads()
@@ -175,17 +142,17 @@ class Run:
             if self.learner is not None:
                 self._trace.append([*self.learner.detector.values])
             now = time.monotonic()
-            if asked or now - last > checkpoint_seconds:
+            if signals_received or now - last > checkpoint_seconds:
                 self._elapsed = now - start
                 self._save(fit)
                 last = time.monotonic()
-                if asked:
-                    raise Interrupted(asked[0])
-            watch(self._moment(fit, False, now - start))
+                if signals_received:
+                    raise Interrupted(signals_received[0])
+            yield self._progress(fit, False, now - start)
         self._elapsed = time.monotonic() - start
         self._save(fit)  # what follows can take minutes
-        if asked:
-            raise Interrupted(asked[0])
+        if signals_received:
+            raise Interrupted(signals_received[0])
         if shared is not None:
             shared.leave(self.method, fit, self._elapsed)
             shared.end(self.method, task)
@@ -210,9 +177,9 @@ class Run:
         self.task, self._elapsed = self.task + 1, 0.0
         self._snapshot()
         self._save(None)
-        watch(self._moment(fit, True, self.seconds[-1]))
-        if asked:
-            raise Interrupted(asked[0])
+        yield self._progress(fit, True, self.seconds[-1])
+        if signals_received:
+            raise Interrupted(signals_received[0])
 
     def _boundaries(self, learner: TaskFree) -> dict[str, Any]:
         """Where tasks were found to begin, and what is to be said of it."""
@@ -220,11 +187,11 @@ class Run:
         found = metrics.detection(true, learner.boundaries)
         if true and "Welch's t" in learner.detector.names:
             statistic = [values[learner.detector.names.index("Welch's t")] for values in self._trace]
-            found["threshold_range"] = metrics.threshold_range(statistic, true, learner.FIRST)
+            found["threshold_range"] = metrics.threshold_range(statistic, true, learner.UNTESTED_MINIBATCHES)
         return found
 
-    def _moment(self, fit: Fit, finished: bool, seconds: float) -> Moment:
-        return Moment(
+    def _progress(self, fit: Fit, finished: bool, seconds: float) -> Progress:
+        return Progress(
             self.seed, self.task, len(self.stream), sum(self.steps), fit.step, fit.num_steps, fit.settings.epochs,
             finished, seconds, self.rows, fit.loss,
         )  # fmt: skip
@@ -336,7 +303,7 @@ def build_learner(plan: Plan, method: Method, seed: int) -> TaskFree | None:
         optimisation.optimizer(method.parameters()),
         detector,
         reservoir=settings.reservoir,
-        shortest=settings.memory,
+        min_task_examples=settings.memory,
         clip=optimisation.clip,
         seed=hash_seed(seed, 4),
     )
@@ -345,19 +312,19 @@ def build_learner(plan: Plan, method: Method, seed: int) -> TaskFree | None:
 @contextmanager
 def interruptions() -> Iterator[list[int]]:
     """SIGINT and SIGTERM noted in a list instead of acted on; a second one is obeyed at once."""
-    asked: list[int] = []
+    signals_received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if signals_received:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals_received.append(number)
 
     try:
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # only a main thread may listen
         before = {}
     try:
-        yield asked
+        yield signals_received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -19,7 +19,7 @@ TRIM_THRESHOLD, MMAP_MAX = -1, -4  # the names that glibc's malloc.h has for the
 
 
 @contextmanager
-def sized_for(model: nn.Module) -> Iterator[None]:
+def threads_for(model: nn.Module) -> Iterator[None]:
     """One thread for a small network; all of them, and memory that is kept, for a large one."""
     before, large = torch.get_num_threads(), num_weights(model) >= LARGE
     if large:

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 
 from fromp.lab.benchmarks.catalogue import as_text, parse_setting
-from fromp.lab.engine.jobs import Job, Manner, learn_all, unfinished
-from fromp.lab.engine.run import Plan
+from fromp.lab.engine.jobs import Execution, Job, learn_all, unfinished
 from fromp.lab.engine.watch import results_table
 from fromp.lab.results import store
+from fromp.lab.results.plan import Plan
 
 HELD_OUT = 0.1  # of the training data
 
@@ -34,10 +34,10 @@ def candidates(plan: Plan, grid: Mapping[str, Sequence[Any]]) -> dict[str, Plan]
     return found
 
 
-def tune(plans: Mapping[str, Plan], seeds: Sequence[int], out: Path, manner: Manner, console: Console) -> int:
+def tune(plans: Mapping[str, Plan], seeds: Sequence[int], out: Path, execution: Execution, console: Console) -> int:
     """Learn every candidate that is not done, and show them, the best on held-out data first; the exit code."""
     jobs = [Job(plan, seed, out / name) for name, plan in plans.items() for seed in seeds]
-    code = learn_all(unfinished(jobs), manner)
+    code = learn_all(unfinished(jobs), execution)
     if code >= 128:
         return code
     found = [(name, store.read(out / name)["summary"]) for name in plans if (out / name / "results.json").exists()]

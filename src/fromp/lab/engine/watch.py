@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from fromp.lab.engine.run import Moment
+from fromp.lab.engine.run import Progress
 from fromp.lab.methods.registry import METHODS
 
 EVERY_SECONDS = 30.0  # between plain lines within a task
@@ -19,14 +19,15 @@ REFRESH_SECONDS = 0.2  # between updates of the live line
 
 
 class Watcher:
-    """Shows where a run stands. Used as `with Watcher(...) as watch: run.learn(watch)`."""
+    """Shows where a run stands. Used as `with Watcher(...) as show: for progress in run.learn(): show(progress)`."""
 
     def __init__(self, console: Console, live: bool, quiet: bool = False) -> None:
         self._console, self._quiet = console, quiet
         self._live = live and not quiet
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(), TextColumn("{task.fields[state]}"), console=console, transient=True,
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=24),
+            bars.TextColumn("{task.percentage:>3.0f}%"), bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.fields[state]}"), console=console, transient=True,
         )  # fmt: skip
         self._line = self._bar.add_task("", total=1.0, state="", visible=False)
         self._last = 0.0
@@ -42,21 +43,25 @@ class Watcher:
         if self._live:
             self._bar.stop()
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, progress: Progress) -> None:
         if self._quiet:
             return
-        if moment.finished:
-            self._console.print(_task_line(moment), highlight=False)
+        if progress.finished:
+            self._console.print(_task_line(progress), highlight=False)
             self._last = time.monotonic()
         elif time.monotonic() - self._last > (REFRESH_SECONDS if self._live else EVERY_SECONDS):
             self._last = time.monotonic()
             if self._live:
-                whole = (moment.task + moment.step / moment.num_steps) / moment.num_tasks
+                whole = (progress.task + progress.step / progress.num_steps) / progress.num_tasks
                 self._bar.update(
-                    self._line, completed=whole, visible=True, description=f"seed {moment.seed}", state=_state(moment)
+                    self._line,
+                    completed=whole,
+                    visible=True,
+                    description=f"seed {progress.seed}",
+                    state=_state(progress),
                 )
             else:
-                self._console.print(f"  seed {moment.seed}  {_state(moment)}", highlight=False)
+                self._console.print(f"  seed {progress.seed}  {_state(progress)}", highlight=False)
 
 
 class NowAndThen:
@@ -66,10 +71,10 @@ class NowAndThen:
         self._console, self._name, self._quiet = console, name, quiet
         self._last = time.monotonic()
 
-    def __call__(self, moment: Moment) -> None:
-        if not (self._quiet or moment.finished) and time.monotonic() - self._last > EVERY_SECONDS:
+    def __call__(self, progress: Progress) -> None:
+        if not (self._quiet or progress.finished) and time.monotonic() - self._last > EVERY_SECONDS:
             self._last = time.monotonic()
-            self._console.print(f"  {self._name:>7}  {_state(moment)}", highlight=False)
+            self._console.print(f"  {self._name:>7}  {_state(progress)}", highlight=False)
 
 
 def results_table(title: str, rows: list[tuple[str, dict]]) -> Table:
@@ -133,30 +138,35 @@ def percent(summary: dict) -> str:
     return f"{100 * summary['mean']:.2f}{spread}"
 
 
-def _task_line(moment: Moment) -> str:
-    row = moment.accuracy[-1]
+def _task_line(progress: Progress) -> str:
+    row = progress.accuracy[-1]
     values = " ".join(f"{100 * value:5.1f}" for value in row)
     mean = 100 * sum(row) / len(row)
-    where = f"  seed {moment.seed}  after task {moment.task}/{moment.num_tasks}:"
-    return f"{where}  {values}   average {mean:.2f} %   {moment.seconds:.0f} s"
+    where = f"  seed {progress.seed}  after task {progress.task}/{progress.num_tasks}:"
+    return f"{where}  {values}   average {mean:.2f} %   {progress.seconds:.0f} s"
 
 
-def _state(moment: Moment) -> str:
-    epoch = min(moment.num_epochs, 1 + moment.step * moment.num_epochs // moment.num_steps)
-    text = f"task {moment.task + 1}/{moment.num_tasks}  epoch {epoch}/{moment.num_epochs}"
-    text += f"  loss {float(moment.loss.data):.4f}  penalty {float(moment.loss.penalty):.4f}"
-    if moment.accuracy:
-        row = moment.accuracy[-1]
+def _state(progress: Progress) -> str:
+    epoch = min(progress.num_epochs, 1 + progress.step * progress.num_epochs // progress.num_steps)
+    text = f"task {progress.task + 1}/{progress.num_tasks}  epoch {epoch}/{progress.num_epochs}"
+    text += f"  loss {float(progress.loss.data):.4f}  penalty {float(progress.loss.penalty):.4f}"
+    if progress.accuracy:
+        row = progress.accuracy[-1]
         text += f"  average so far {100 * sum(row) / len(row):.1f} %"
-    left = moment.seconds / max(1, moment.step) * (moment.num_steps - moment.step)
+    left = progress.seconds / max(1, progress.step) * (progress.num_steps - progress.step)
     return f"{text}  task ends in {left:.0f} s"
 
 
 @contextmanager
 def download_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
     """A bar to be told how many bytes are done, and of how many."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
+    )
+    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         line = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(line, completed=done, total=total or None)
 

@@ -15,8 +15,8 @@ from fromp.foundation.inputs import Inputs
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
 
-Part = tuple[Inputs, Tensor, Head]  # examples of one head
-Training = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
+HeadBatch = tuple[Inputs, Tensor, Head]  # examples of one head
+TrainingSets = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
 
 TEST_SAMPLES = 20  # that a test averages over, of methods which predict with a distribution
 
@@ -48,7 +48,7 @@ class Method(ABC):
         """What a step changes: the model's trainable weights, unless overridden."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         """Called before a task's first step; returns what to train on: the task alone, unless overridden.
 
         `past` holds the data of all earlier tasks, for methods that are meant to cheat. A run that is taken up
@@ -56,11 +56,11 @@ class Method(ABC):
         """
         return [(examples, head)]
 
-    def loss(self, batch: Sequence[Part]) -> Loss:
+    def loss(self, batch: Sequence[HeadBatch]) -> Loss:
         """What a step descends: the mean nll of the batch, and the penalty."""
         return Loss(self.data_loss(batch), self.penalty())
 
-    def data_loss(self, batch: Sequence[Part]) -> Tensor:
+    def data_loss(self, batch: Sequence[HeadBatch]) -> Tensor:
         """The mean nll of a batch, whose parts may belong to different heads."""
         found = zip(outputs_of_parts(self.model, batch), batch, strict=True)
         return torch.cat([self.likelihood.nll(f, y) for f, (_, y, _) in found]).mean()
@@ -96,7 +96,7 @@ class Method(ABC):
         return {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
 
 
-def outputs_of_parts(model: nn.Module, batch: Sequence[Part]) -> list[Tensor]:
+def outputs_of_parts(model: nn.Module, batch: Sequence[HeadBatch]) -> list[Tensor]:
     """f of each part, of all in one pass where their inputs go together: batch norm is to see a batch as a whole."""
     parts = [x for x, _, _ in batch]
     if len(parts) == 1 or len(set(map(inputs.signature, parts))) > 1:

@@ -10,7 +10,7 @@ from fromp.derivatives.model import Head, outputs
 from fromp.foundation import inputs
 from fromp.foundation.examples import Examples, TensorExamples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import Method, Training, under
+from fromp.lab.methods.base import Method, TrainingSets, under
 from fromp.likelihoods import Likelihood
 
 
@@ -40,7 +40,7 @@ class Joint(Method):
         self._fresh, self._first = _copy(model), joint_from
         self.first_task_is_plain = self.trains_every_task = joint_from == 1
 
-    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         self.model.load_state_dict(self._fresh)
         if len(past) + 1 < self._first:
             return []
@@ -68,7 +68,7 @@ class Separate(Method):
         self._fresh = _copy(model)
         self._networks: list[dict[str, Tensor]] = []
 
-    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         self.model.load_state_dict(self._fresh)
         return [(examples, head)]
 

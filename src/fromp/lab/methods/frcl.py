@@ -22,7 +22,7 @@ from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import Examples, as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import TEST_SAMPLES, Method, Part, Training, under
+from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets, under
 from fromp.likelihoods import Likelihood
 from fromp.memory import assess, pack, random_score, remember, top, unpack
 
@@ -183,7 +183,7 @@ class FRCL(Method):
         """The model's weights, of which the last layer's get no gradient, and those of q(w)."""
         return [*super().parameters(), self.mean, self.factor]
 
-    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         linear, num_outputs = last_linear(self.model, examples.take(torch.arange(min(2, len(examples))))[0])
         if head is not None:
             check_head(head, num_outputs)
@@ -194,7 +194,7 @@ class FRCL(Method):
         self.mean = torch.zeros_like(self.factor[..., 0]).requires_grad_()
         return super().begin_task(examples, head, past)
 
-    def data_loss(self, batch: Sequence[Part]) -> Tensor:
+    def data_loss(self, batch: Sequence[HeadBatch]) -> Tensor:
         if self.task < len(self.past):
             raise FrompError("FRCL has no last layer for this task yet; call begin_task before training on it.")
         ((x, y, _),) = batch

@@ -10,7 +10,7 @@ from fromp.derivatives.model import Head, as_head, evaluating, outputs
 from fromp.foundation import inputs
 from fromp.foundation.examples import as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import Method, Part, by_set, outputs_of_parts, under
+from fromp.lab.methods.base import HeadBatch, Method, by_set, outputs_of_parts, under
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, pack, random_score, remember, unpack
 
@@ -31,7 +31,7 @@ class Rehearsal(Method):
         self.memories.append(remember(examples, scores, classes, self.memory_size, head))
         self._generator = generator
 
-    def draw(self, size: int, beside: Sequence[Tensor]) -> list[tuple[Part, Tensor]]:
+    def draw(self, size: int, beside: Sequence[Tensor]) -> list[tuple[HeadBatch, Tensor]]:
         """`size` examples of all the past, in one part a head, with what stands beside each: a tensor a memory."""
         sizes = [len(memory) for memory in self.memories]
         chosen = torch.randint(sum(sizes), (size,), generator=self._generator)
@@ -129,6 +129,6 @@ class DERpp(WithOutputs):
         self.outputs += self.outputs_at(self.memories[-1:])
 
 
-def _joined(head: Head, pieces: Sequence[tuple[Inputs, Tensor, Tensor]]) -> tuple[Part, Tensor]:
+def _joined(head: Head, pieces: Sequence[tuple[Inputs, Tensor, Tensor]]) -> tuple[HeadBatch, Tensor]:
     x, y, f = (list(column) for column in zip(*pieces, strict=True))
     return (inputs.concatenate(x), torch.cat(y), head), torch.cat(f)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fromp.derivatives.model import Head, trainable
 from fromp.foundation.examples import Examples
-from fromp.lab.methods.base import Loss, Method, Part, Training, under
+from fromp.lab.methods.base import HeadBatch, Loss, Method, TrainingSets, under
 from fromp.likelihoods import Likelihood
 
 
@@ -33,7 +33,7 @@ class SI(Method):
         self._before: dict[str, Tensor] = {}
         self._gradient: dict[str, Tensor] = {}
 
-    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         weights = {name: w.clone() for name, w in self._weights().items()}
         self.start |= weights
         self.path = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -41,7 +41,7 @@ class SI(Method):
             self.importance.setdefault(name, torch.zeros_like(w))
         return super().begin_task(examples, head, past)
 
-    def loss(self, batch: Sequence[Part]) -> Loss:
+    def loss(self, batch: Sequence[HeadBatch]) -> Loss:
         loss = self.data_loss(batch)
         weights = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
         gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)

@@ -11,7 +11,7 @@ from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import trainable
 from fromp.foundation.errors import FrompError
 from fromp.lab.paper import figures as paper_figures
-from fromp.lab.paper.required import Kept, Runs
+from fromp.lab.paper.required import Required, ResultsFolder
 from fromp.lab.paper.tables import benchmark_title, method_title
 from fromp.lab.report import figures, plane
 from fromp.lab.report.figures import Array, Boundary
@@ -23,11 +23,11 @@ from fromp.memory import assess, per_class
 PICTURES = 20  # at either end of the order
 
 
-class NotYet(FrompError):
+class MissingRuns(FrompError):
     """What a figure shows has not been run, or its snapshots are not here."""
 
 
-def task_bars(kept: Kept, needed: Sequence[Runs]) -> Figure:
+def task_bars(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The accuracy on each task after the last."""
     last = {
         runs.method: np.array([run["accuracy"][-1] for run in found.finished])
@@ -37,27 +37,27 @@ def task_bars(kept: Kept, needed: Sequence[Runs]) -> Figure:
     limits = {method: last[method] for method in paper_figures.LIMITS if method in last}
     methods = {method: values for method, values in last.items() if method not in limits}
     if not methods:
-        raise NotYet("none of the methods has been run")
+        raise MissingRuns("none of the methods has been run")
     return paper_figures.task_bars(methods, limits)
 
 
-def against(setting: str, label: str) -> Callable[[Kept, Sequence[Runs]], Figure]:
+def against(setting: str, label: str) -> Callable[[ResultsFolder, Sequence[Required]], Figure]:
     """The average accuracy against a setting, a line a method."""
 
-    def draw(kept: Kept, needed: Sequence[Runs]) -> Figure:
+    def draw(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
         by_method: dict[str, dict[float, Array]] = {}
         for runs in needed:
             if found := kept.experiment(runs):
                 values = np.array([100 * run["average_accuracy"] for run in found.finished])
                 by_method.setdefault(runs.method, {})[found.settings[setting]] = values
         if max(map(len, by_method.values()), default=0) < 2:
-            raise NotYet(f"fewer than two values of {setting} have been run")
+            raise MissingRuns(f"fewer than two values of {setting} have been run")
         return paper_figures.against(by_method, f"{label} ({benchmark_title(needed[0].benchmark)})")
 
     return draw
 
 
-def memorable(kept: Kept, needed: Sequence[Runs]) -> Figure:
+def memorable(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The examples of the first task with the highest trace of Lambda, and with the lowest, as many of each class."""
     found, seed = _pictured(kept, needed[0])
     stream, model = found.make(seed)
@@ -68,19 +68,19 @@ def memorable(kept: Kept, needed: Sequence[Runs]) -> Figure:
     for order in (scores, -scores):
         pictures = stream.picture(0, task.train.take(per_class(order, classes, PICTURES))[0])  # type: ignore[arg-type]
         if pictures is None:
-            raise NotYet(f"the inputs of {needed[0].benchmark} are no pictures")
+            raise MissingRuns(f"the inputs of {needed[0].benchmark} are no pictures")
         ends.append(drawable(pictures))
     return paper_figures.memorable(ends[0], ends[1])
 
 
-def toy_tasks(kept: Kept, needed: Sequence[Runs]) -> Figure:
+def toy_tasks(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The decision boundary after the first task, the second and the last."""
     found, seed = _pictured(kept, needed[0])
     every = plane.boundaries(found, seed)
     return figures.toy_strip([boundary for boundary in every if boundary.task in (1, 2, len(every))])
 
 
-def toy_seeds(kept: Kept, needed: Sequence[Runs]) -> Figure:
+def toy_seeds(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The last decision boundary of the middle seeds."""
     (runs,) = needed
     found, _ = _pictured(kept, runs)
@@ -88,7 +88,7 @@ def toy_seeds(kept: Kept, needed: Sequence[Runs]) -> Figure:
     return figures.toy_strip(*zip(*drawn, strict=True))
 
 
-def toy_methods(kept: Kept, needed: Sequence[Runs]) -> Figure:
+def toy_methods(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The last decision boundary of the middle seed of each method."""
     drawn = []
     for runs in needed:
@@ -97,7 +97,7 @@ def toy_methods(kept: Kept, needed: Sequence[Runs]) -> Figure:
     return figures.toy_strip(*zip(*drawn, strict=True))
 
 
-def entropies(kept: Kept, needed: Sequence[Runs]) -> Figure:
+def entropies(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """Of the Gaussian of each weight, log(2 pi e v) / 2, layer by layer, after each task."""
     found, seed = _pictured(kept, needed[0])
     stream, model = found.make(seed)
@@ -116,24 +116,24 @@ def entropies(kept: Kept, needed: Sequence[Runs]) -> Figure:
     return paper_figures.entropies(by_task)
 
 
-def task_boundaries(kept: Kept, needed: Sequence[Runs]) -> Figure:
+def task_boundaries(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The statistics of the paper's detector, minibatch after minibatch."""
     found, seed = _pictured(kept, needed[0])
     trace = found.trace(seed)
     if trace is None:
-        raise NotYet(f"seed {seed} of {needed[0].place} has left no trace of its detector")
+        raise MissingRuns(f"seed {seed} of {needed[0].place} has left no trace of its detector")
     return paper_figures.statistics(
         {name: values.numpy() for name, values in trace.values.items()}, trace.true, trace.found
     )
 
 
-def _pictured(kept: Kept, runs: Runs) -> tuple[Experiment, int]:
+def _pictured(kept: ResultsFolder, runs: Required) -> tuple[Experiment, int]:
     """The runs and their middle seed, whose snapshots are there."""
     found = kept.experiment(runs)
     if found is None:
-        raise NotYet(f"{runs.place} has not been run")
+        raise MissingRuns(f"{runs.place} has not been run")
     if kept.unpictured(runs):
-        raise NotYet(f"the snapshots of {runs.place} are not kept with the results")
+        raise MissingRuns(f"the snapshots of {runs.place} are not kept with the results")
     return found, found.middle_seed
 
 

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table as Listing
 
 from fromp.foundation import storage
-from fromp.lab.benchmarks.catalogue import choose
-from fromp.lab.engine.jobs import Manner, learn_all
+from fromp.lab.benchmarks.catalogue import require_known
+from fromp.lab.engine.jobs import Execution, learn_all
 from fromp.lab.engine.threads import environment
-from fromp.lab.paper.drawings import NotYet
-from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, Kept, call
+from fromp.lab.paper.drawings import MissingRuns
+from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, ResultsFolder, call
 from fromp.lab.paper.page import index
 from fromp.lab.paper.tables import Table, duration
 from fromp.lab.report import figures
@@ -28,14 +28,14 @@ def listing(root: Path, quick: bool) -> Listing:
     )
     for head in ("name", "in the paper", "what it shows", "seeds", "state"):
         table.add_column(head, no_wrap=head == "name", justify="right" if head == "seeds" else "left")
-    kept = Kept(root)
+    kept = ResultsFolder(root)
     for name, exhibit in EXHIBITS.items():
         seeds, state = progress(exhibit, kept, quick)
         table.add_row(name, exhibit.place, exhibit.title, seeds, state)
     return table
 
 
-def progress(exhibit: Exhibit, kept: Kept, quick: bool = False) -> tuple[str, str]:
+def progress(exhibit: Exhibit, kept: ResultsFolder, quick: bool = False) -> tuple[str, str]:
     """The seeds that are done, and what is to be said of the rest."""
     states = {runs.place: kept.state(runs) for runs in exhibit.runs(quick)}
     done, wanted = sum(one.done for one in states.values()), sum(one.seeds for one in states.values())
@@ -51,23 +51,25 @@ def progress(exhibit: Exhibit, kept: Kept, quick: bool = False) -> tuple[str, st
     return f"{done}/{wanted}", said
 
 
-def reproduce(names: Sequence[str], root: Path, quick: bool, manner: Manner, console: Console) -> int:
+def reproduce(names: Sequence[str], root: Path, quick: bool, execution: Execution, console: Console) -> int:
     """Learn what is missing of some tables and figures, then render them; the exit code is that of `learn`."""
     for name in names:
-        choose("table or figure", name, EXHIBITS)
+        require_known("table or figure", name, EXHIBITS)
     needed = [runs for name in names for runs in EXHIBITS[name].runs(quick)]
     start, learned = time.monotonic(), 0
     for _ in range(2):  # only once all seeds are done is it known which are the middle ones, to be drawn
-        if not (jobs := Kept(root).jobs(needed)):
+        if not (jobs := ResultsFolder(root).jobs(needed)):
             break
-        seconds = sum(Kept(root).state(runs).seconds for runs in {runs.place: runs for runs in needed}.values())
-        console.print(f"{len(jobs)} runs, {duration(seconds / manner.jobs)} in all, in {root}", highlight=False)
-        if code := learn_all(jobs, manner):
+        seconds = sum(
+            ResultsFolder(root).state(runs).seconds for runs in {runs.place: runs for runs in needed}.values()
+        )
+        console.print(f"{len(jobs)} runs, {duration(seconds / execution.jobs)} in all, in {root}", highlight=False)
+        if code := learn_all(jobs, execution):
             return code
         learned += len(jobs)
     written = render(names, root, quick, console)
     if learned:
-        took = {"seconds": time.monotonic() - start, "jobs": manner.jobs, "runs": learned, "rendered": written}
+        took = {"seconds": time.monotonic() - start, "jobs": execution.jobs, "runs": learned, "rendered": written}
         text = json.dumps({**took, "quick": quick, "environment": environment()}, indent=1)
         storage.replace(root / RENDERED / "took.json", text.encode())
     return 0
@@ -78,13 +80,13 @@ def render(names: Sequence[str], root: Path, quick: bool, console: Console) -> l
 
     Returns the names of those that could be.
     """
-    kept, out, rendered = Kept(root), root / RENDERED, []
+    kept, out, rendered = ResultsFolder(root), root / RENDERED, []
     for name in names:
-        choose("table or figure", name, EXHIBITS)
+        require_known("table or figure", name, EXHIBITS)
         exhibit = EXHIBITS[name]
         try:
             shown = exhibit.render(kept, exhibit.runs(quick))
-        except NotYet as reason:
+        except MissingRuns as reason:
             way_out = f"`{call(name, root, quick)}` does that"
             console.print(f"{name}: not drawn, {reason}; {way_out}.", highlight=False, soft_wrap=True)
             continue

@@ -11,9 +11,9 @@ from typing import Any
 from fromp.foundation import storage
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, as_json, settings_for
 from fromp.lab.engine.jobs import Job
-from fromp.lab.engine.run import Plan
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import store
+from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import Experiment, find
 
 # Seconds of a seed of FROMP on one core, roughly: for the time before one has been measured.
@@ -40,7 +40,7 @@ FEWER_SEEDS = 2
 
 
 @dataclass(frozen=True)
-class Runs:
+class Required:
     """Seeds 0 to `seeds` - 1 of a method on a benchmark, and where they are kept."""
 
     benchmark: str
@@ -65,7 +65,7 @@ class Runs:
         """What every seed runs."""
         return Plan(self.benchmark, self.method, self.settings)
 
-    def quick(self) -> "Runs":
+    def quick(self) -> "Required":
         """The same on small data, with fewer and larger steps and few seeds; sizes keep their share of the preset's."""
         benchmark = STAND_INS.get(self.benchmark, self.benchmark)
         large, small = settings_for(self.benchmark, {}, self.method), settings_for(benchmark, {}, self.method)
@@ -98,13 +98,13 @@ class State:
         return self.done >= self.seeds and not self.again
 
 
-class Kept:
+class ResultsFolder:
     """What lies under a folder of results."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def experiment(self, runs: Runs) -> Experiment | None:
+    def experiment(self, runs: Required) -> Experiment | None:
         """The runs as far as they have finished; None if there are none with these settings."""
         path = self.root / runs.place
         if not (path / "results.json").exists() or self.different(runs):
@@ -112,38 +112,38 @@ class Kept:
         found = find(path)[0]
         return found if found.finished else None
 
-    def different(self, runs: Runs) -> tuple[str, ...]:
+    def different(self, runs: Required) -> tuple[str, ...]:
         """The settings in which what lies in the folder is not what is wanted."""
         path = self.root / runs.place
         return tuple(runs.plan.differences(store.read(path))) if (path / "results.json").exists() else ()
 
-    def left(self, runs: Runs) -> list[int]:
+    def left(self, runs: Required) -> list[int]:
         """The seeds to learn; once all are done, those to learn again because pictures need their snapshots."""
         found = self.experiment(runs)
         done = {run["seed"] for run in found.finished} if found else set()
         missing = [seed for seed in range(runs.seeds) if seed not in done]
         return missing or self.unpictured(runs)
 
-    def unpictured(self, runs: Runs) -> list[int]:
+    def unpictured(self, runs: Required) -> list[int]:
         """Of the seeds that pictures show, the middle ones of those done, the ones whose snapshots are not here."""
         if (found := self.experiment(runs)) is None:
             return []
         return [seed for seed in found.middle_seeds(runs.pictures) if not _has_snapshots(found, seed)]
 
-    def jobs(self, needed: Sequence[Runs]) -> list[Job]:
+    def jobs(self, needed: Sequence[Required]) -> list[Job]:
         """What is left of several runs, those of one place once; first those whose first task all others can take."""
         every = {(runs.place, seed): runs for runs in needed for seed in self.left(runs)}
         jobs = [Job(runs.plan, seed, self.root / place) for (place, seed), runs in every.items()]
         return sorted(jobs, key=lambda job: not METHODS[job.plan.method].records)
 
-    def state(self, runs: Runs) -> State:
+    def state(self, runs: Required) -> State:
         """How far the runs are, and how long what is missing will take."""
         found, left = self.experiment(runs), self.left(runs)
         done = len({run["seed"] for run in found.finished} & set(range(runs.seeds))) if found else 0
         again = len(left) if done == runs.seeds else 0
         return State(runs.seeds, done, again, self.different(runs), len(left) * self.seconds(runs))
 
-    def seconds(self, runs: Runs) -> float:
+    def seconds(self, runs: Required) -> float:
         """Of a seed: the median of those measured of this method or one alike, else what FROMP's lets expect.
 
         That is for as many epochs, at the method's cost of a step, and for as many points of memory a step.

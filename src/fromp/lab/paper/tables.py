@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fromp.foundation import storage
-from fromp.lab.paper.required import Kept, Runs
+from fromp.lab.paper.required import Required, ResultsFolder
 from fromp.lab.results import published
 from fromp.lab.results.record import forward_transfer
 
@@ -51,18 +51,22 @@ class Table:
         return [path.with_name(f"{path.name}.{suffix}") for suffix in written]
 
 
-def by_method(kept: Kept, needed: Sequence[Runs]) -> Table:
+def by_method(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
     """A row a method, and for each benchmark what was measured and what the paper reports."""
     return _pivot(kept, needed, "method", method_title, lambda runs: benchmark_title(runs.benchmark))
 
 
-def by_benchmark(kept: Kept, needed: Sequence[Runs]) -> Table:
+def by_benchmark(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
     """A row a benchmark, and for each method what was measured and what the paper reports."""
     return _pivot(kept, needed, "benchmark", lambda runs: benchmark_title(runs.benchmark), method_title)
 
 
 def _pivot(
-    kept: Kept, needed: Sequence[Runs], name: str, down: Callable[[Runs], str], across: Callable[[Runs], str]
+    kept: ResultsFolder,
+    needed: Sequence[Required],
+    name: str,
+    down: Callable[[Required], str],
+    across: Callable[[Required], str],
 ) -> Table:
     cells = {(down(runs), across(runs)): runs for runs in needed}
     columns = list(dict.fromkeys(column for _, column in cells))
@@ -73,13 +77,13 @@ def _pivot(
     return Table([name, *(head for column in columns for head in _heads(column))], rows)
 
 
-def transfer(kept: Kept, needed: Sequence[Runs]) -> Table:
+def transfer(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
     """Forward and backward transfer of FROMP, a row a benchmark."""
     shown = [runs for runs in needed if runs.method == "fromp"]
     return _metrics(kept, needed, "benchmark", {benchmark_title(runs.benchmark): runs for runs in shown}, _TRANSFER)
 
 
-def all_metrics(kept: Kept, needed: Sequence[Runs]) -> Table:
+def all_metrics(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
     """Accuracy and transfer, a row a method."""
     names = {"average accuracy": "average_accuracy", **_TRANSFER}
     return _metrics(kept, needed, "method", {method_title(runs): runs for runs in needed}, names)
@@ -92,7 +96,9 @@ def _heads(column: str) -> tuple[str, ...]:
     return column, "deviation", "seeds", "paper"
 
 
-def _metrics(kept: Kept, needed: Sequence[Runs], what: str, shown: dict[str, Runs], names: dict[str, str]) -> Table:
+def _metrics(
+    kept: ResultsFolder, needed: Sequence[Required], what: str, shown: dict[str, Required], names: dict[str, str]
+) -> Table:
     alone = {runs.benchmark: runs for runs in needed if runs.method == "separate"}
     rows = [
         [title, *(t for name in names.values() for t in _beside(kept, runs, name, alone.get(runs.benchmark)))]
@@ -101,7 +107,7 @@ def _metrics(kept: Kept, needed: Sequence[Runs], what: str, shown: dict[str, Run
     return Table([what, *(head for name in names for head in _heads(name))], rows)
 
 
-def _beside(kept: Kept, runs: Runs | None, name: str, separate: Runs | None) -> tuple[str, ...]:
+def _beside(kept: ResultsFolder, runs: Required | None, name: str, separate: Required | None) -> tuple[str, ...]:
     """What was measured, or what it would take; and what the paper reports."""
     if runs is None or (runs.method in LEARN_APART and name != "average_accuracy"):
         return ("",) * len(_heads(""))
@@ -114,7 +120,7 @@ def _beside(kept: Kept, runs: Runs | None, name: str, separate: Runs | None) -> 
     return *percent(found), reported
 
 
-def measured(kept: Kept, runs: Runs, name: str, separate: Runs | None) -> Summary | None:
+def measured(kept: ResultsFolder, runs: Required, name: str, separate: Required | None) -> Summary | None:
     """A number over the finished seeds; None where it says nothing."""
     found = kept.experiment(runs)
     if found is None:
@@ -145,7 +151,7 @@ def duration(seconds: float) -> str:
     return f"about {minutes:.0f} min" if minutes < 90 else f"about {minutes / 60:.0f} h"
 
 
-def method_title(runs: Runs) -> str:
+def method_title(runs: Required) -> str:
     """As the paper calls it, which has other names for some methods on the toy."""
     titles = published.TOY_TITLES if runs.benchmark.startswith("toy") else published.METHOD_TITLES
     return titles.get(runs.method, runs.method)

@@ -10,10 +10,10 @@ from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, settings_for
 from fromp.lab.benchmarks.streams import Stream
-from fromp.lab.engine.run import Plan
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import metrics, store
 from fromp.lab.results.metrics import Matrix
+from fromp.lab.results.plan import Plan
 
 
 @dataclass(frozen=True)

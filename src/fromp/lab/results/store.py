@@ -8,9 +8,9 @@ from filelock import FileLock
 
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
-from fromp.lab.engine.run import Plan
 from fromp.lab.engine.threads import environment
 from fromp.lab.results import metrics
+from fromp.lab.results.plan import Plan
 
 SUMMARISED = ("average_accuracy", "backward_transfer", "forward_transfer", "forgetting", "seconds")
 

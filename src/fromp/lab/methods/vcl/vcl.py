@@ -14,7 +14,7 @@ from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import Examples, SomeExamples, as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import TEST_SAMPLES, Method, Part, Training, under
+from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets, under
 from fromp.lab.methods.vcl.coreset import Coreset
 from fromp.lab.methods.vcl.usage import not_linear, of_other_heads
 from fromp.likelihoods import Likelihood
@@ -78,7 +78,7 @@ class VCL(Method):
         )
         self.num_examples = 0  # of the task at hand; none between tasks
         self._ended = 0  # tasks
-        self._elsewhere: dict[str, Tensor] = {}  # 1 where a weight is of use to other heads only
+        self._other_heads_only: dict[str, Tensor] = {}  # 1 where a weight is of use to other heads only
         self._sampled: tuple[str, ...] | None = None  # the weights that are not applied once, by a linear map
         self._refined: dict[Head, Gaussians] = {}
         self._held: Memory | None = None
@@ -88,7 +88,7 @@ class VCL(Method):
     def parameters(self) -> list[Tensor]:
         return [*super().parameters(), *self.log_deviation.values()]
 
-    def begin_task(self, examples: Examples, head: Head, past: Training) -> Training:
+    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         if changed := set(trainable(self.model)) ^ set(self.log_deviation):
             raise FrompError(
                 f"'{min(changed)}' was frozen or unfrozen after VCL was made, which has a deviation for each weight "
@@ -101,10 +101,10 @@ class VCL(Method):
             )
         x, _ = examples.take(torch.arange(min(len(examples), 256)))
         x = inputs.move(x, device_of(self.model))
-        self._elsewhere = of_other_heads(self.model, x, head)
+        self._other_heads_only = of_other_heads(self.model, x, head)
         self._sampled = not_linear(self.model, x, head)
         if self.start != "posterior":
-            self._posterior().take(self._beginning(), {name: 1 - mask for name, mask in self._elsewhere.items()})
+            self._posterior().take(self._beginning(), {name: 1 - mask for name, mask in self._other_heads_only.items()})
         self.num_examples = len(examples)
         if self.coreset is None:
             return [(examples, head)]
@@ -117,7 +117,7 @@ class VCL(Method):
         self.num_examples = int(left.sum())
         return [(SomeExamples(examples, left.nonzero().flatten()), head)]
 
-    def data_loss(self, batch: Sequence[Part]) -> Tensor:
+    def data_loss(self, batch: Sequence[HeadBatch]) -> Tensor:
         if not self.num_examples:
             raise FrompError("VCL does not know how much data there is; call begin_task before training on a task.")
         total = sum(len(y) for _, y, _ in batch)
@@ -129,7 +129,7 @@ class VCL(Method):
     def penalty(self) -> Tensor:
         if not self.num_examples:
             return super().penalty()
-        kept = {name: 1 - mask for name, mask in self._elsewhere.items()}
+        kept = {name: 1 - mask for name, mask in self._other_heads_only.items()}
         return kl(self._posterior(), self.prior, kept) / self.num_examples
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
@@ -139,9 +139,9 @@ class VCL(Method):
             x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 256)))
             self._sampled = not_linear(self.model, inputs.move(x, device_of(self.model)), as_head(head))
         posterior = self._posterior().copies()
-        if self._elsewhere:
-            posterior.take(self.prior, self._elsewhere)
-        self.prior, self._elsewhere = posterior, {}
+        if self._other_heads_only:
+            posterior.take(self.prior, self._other_heads_only)
+        self.prior, self._other_heads_only = posterior, {}
         self._ended, self.num_examples = self._ended + 1, 0
         if self.coreset is not None and self._held is not None:
             self.coreset.keep()
@@ -196,7 +196,7 @@ class VCL(Method):
         """The outputs at weights drawn from q: (b, c)."""
         drawn = {name: _draw(q.mean[name], q.log_deviation[name].exp(), noise) for name in self._sampled or ()}
         linear = {name: weight for name, weight in q.mean.items() if name not in drawn}
-        with Local(linear, q.log_deviation, noise):
+        with LocalReparameterisation(linear, q.log_deviation, noise):
             return outputs(self.model, x, head, {**linear, **drawn})
 
     def _beginning(self) -> "Gaussians":
@@ -279,7 +279,7 @@ def kl(q: Gaussians, p: Gaussians, share: Weights | None = None) -> Tensor:
     return torch.stack(total).sum()
 
 
-class Local(TorchFunctionMode):
+class LocalReparameterisation(TorchFunctionMode):
     """Samples z = W a + b by its own mean and variance wherever a linear map applies Gaussian weights."""
 
     def __init__(self, weights: Weights, log_deviation: Weights, noise: torch.Generator) -> None:

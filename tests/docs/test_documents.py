@@ -15,7 +15,7 @@ from fromp.lab.methods.registry import METHODS
 from fromp.lab.paper.exhibits import EXHIBITS
 from fromp.lab.results.store import summary
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MACHINE_PATH = re.compile(r"(?<![\w.~/])/(?:work|root|home|tmp|Users|mnt|var|opt)/\w")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from browser import look, needs_browser
+from oracles.browser import look, needs_browser
 
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError

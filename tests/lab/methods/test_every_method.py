@@ -11,8 +11,9 @@ from fromp.derivatives.model import evaluating
 from fromp.foundation.examples import TensorExamples
 from fromp.lab.benchmarks.catalogue import settings_for
 from fromp.lab.engine.fit import accuracy
-from fromp.lab.engine.run import Plan, build_method
+from fromp.lab.engine.run import build_method
 from fromp.lab.methods.registry import METHODS
+from fromp.lab.results.plan import Plan
 
 HEADS = [(0, 1), (2, 3), (4, 5)]
 

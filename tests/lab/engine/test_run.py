@@ -30,10 +30,11 @@ from fromp.lab.data.arrays import Images
 from fromp.lab.engine import watch
 from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit
-from fromp.lab.engine.run import Plan, Run
+from fromp.lab.engine.run import Run
 from fromp.lab.engine.watch import boundaries_line
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import metrics
+from fromp.lab.results.plan import Plan
 
 SHORT = ["toy", "--tasks", "3", "--epochs", "2", "--memory", "10", "--quiet"]
 PLAN = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 1, "memory": 6, "tasks_per_step": 1}))
@@ -104,7 +105,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     few = dataclasses.replace(PLAN.settings, batch_size=1500)  # three steps a task, each saved
     of = Plan("toy", method, few)
     whole = Run(of, BENCHMARKS["toy"], 0, tmp_path / "whole")
-    whole.learn(lambda moment: None, checkpoint_seconds=0)
+    whole.complete(checkpoint_seconds=0)
     expected = storage.read(tmp_path / "whole" / "checkpoint", "run")[0]
     real, writes, limit = os.replace, 0, 0
     restore, within = Fit.restore, []  # whether it was taken up before the last step of a task
@@ -126,7 +127,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
         limit, writes = limit + 1, 0
         try:
             run = Run(of, BENCHMARKS["toy"], 0, path)
-            run.learn(lambda moment: None, checkpoint_seconds=0)
+            run.complete(checkpoint_seconds=0)
             finished = True
         except Died:
             pass
@@ -196,11 +197,11 @@ def test_two_processes_in_one_folder_are_refused(tmp_path):
 @pytest.mark.parametrize("giver", ["finetune", "si"])
 def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
     alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
-    alone.learn(lambda moment: None)
-    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
+    alone.complete()
+    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").complete()
     steps = []
     shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
-    shared.learn(lambda moment: steps.append((moment.task, moment.finished)))
+    steps += [(progress.task, progress.finished) for progress in shared.learn()]
     assert steps[0] == (1, True)  # the first task was not fitted again
     assert shared.rows == alone.rows
     for a, b in zip(alone.model.parameters(), shared.model.parameters(), strict=True):
@@ -210,8 +211,8 @@ def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
 @pytest.mark.parametrize(("giver", "computed"), [("ewc", 1), ("finetune", 2)])  # of the two tasks of the taker
 def test_the_curvature_of_a_first_task_is_computed_once_and_changes_nothing(tmp_path, monkeypatch, giver, computed):
     alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
-    alone.learn(lambda moment: None)
-    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
+    alone.complete()
+    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").complete()
     calls = []
 
     def counting(*of):
@@ -221,14 +222,14 @@ def test_the_curvature_of_a_first_task_is_computed_once_and_changes_nothing(tmp_
     monkeypatch.setattr("fromp.lab.engine.first_task.ggn_diagonal", counting)
     monkeypatch.setattr("fromp.lab.methods.base.ggn_diagonal", counting)
     shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
-    shared.learn(lambda moment: None)
+    shared.complete()
     assert len(calls) == computed
     assert all(torch.equal(value, alone.method.precision[name]) for name, value in shared.method.precision.items())
 
 
 def test_a_curvature_is_only_taken_at_the_weights_that_it_was_computed_at(tmp_path):
     benchmark, first = BENCHMARKS["toy"], tmp_path / "first"
-    Run(plan("ewc"), benchmark, 0, tmp_path / "a", first).learn(lambda moment: None)
+    Run(plan("ewc"), benchmark, 0, tmp_path / "a", first).complete()
     run = Run(plan("fromp"), benchmark, 0, tmp_path / "b")
     left = FirstTask(first, "toy", 0, PLAN.settings, "fromp")
     left.end(run.method, run.stream.task(0))  # the weights are those it began with
@@ -247,24 +248,20 @@ def clipped(method, clip):
     [(1e3, 5e3, True), (1e3, 1e3, True), (1e3, 1e-3, False), (1e-3, 1e3, False), (None, 1e3, False)],
 )
 def test_a_first_task_with_another_clip_is_shared_if_neither_came_into_play(tmp_path, its, mine, shared):
-    Run(clipped("finetune", its), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").learn(lambda moment: None)
+    Run(clipped("finetune", its), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").complete()
     steps = []
     run = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
-    run.learn(lambda moment: steps.append(moment.finished))
+    steps += [progress.finished for progress in run.learn()]
     assert steps[0] == shared
     assert len(list((tmp_path / "first").glob("*/manifest.json"))) == (
         1 if shared else 2
     )  # what is taken is not left again
     alone = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "alone")
-    alone.learn(lambda moment: None)
+    alone.complete()
     for a, b in zip(alone.model.parameters(), run.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert run.result()["task_largest_norm"] == alone.result()["task_largest_norm"]  # a taken task brings its own
     assert min(run.norms) > 0
-
-
-class Stop(Exception):
-    pass
 
 
 def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
@@ -283,18 +280,15 @@ def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
     benchmark = Benchmark("pictures", lambda seed: Split(images, [[0, 1], [2, 3]]), network, settings)
     of = Plan("toy", "fromp", settings)
     whole = Run(of, benchmark, 0, tmp_path / "whole")
-    whole.learn(lambda moment: None)
+    whole.complete()
 
-    def stop(moment):
-        if (moment.task, moment.step) == (1, 5):
-            raise Stop
-
-    with pytest.raises(Stop):
-        Run(of, benchmark, 0, tmp_path / "stopped").learn(stop, checkpoint_seconds=0)
+    for progress in Run(of, benchmark, 0, tmp_path / "stopped").learn(checkpoint_seconds=0):
+        if (progress.task, progress.step) == (1, 5):
+            break
     _, state = storage.read(tmp_path / "stopped" / "checkpoint", "run")
     assert (state["task"], state["step"]) == (1, 5)
     again = Run(of, benchmark, 0, tmp_path / "stopped")
-    again.learn(lambda moment: None)
+    again.complete()
     for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
@@ -319,13 +313,13 @@ def test_only_the_settings_that_a_method_uses_tell_plans_apart():
 
 @pytest.mark.parametrize(("giver", "shared"), [("finetune", False), ("si", True)])
 def test_a_first_task_is_taken_only_with_what_the_method_would_have_written_down(tmp_path, giver, shared):
-    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "giver", tmp_path / "first").learn(lambda moment: None)
+    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "giver", tmp_path / "first").complete()
     steps = []
     taker = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "taker", tmp_path / "first")
-    taker.learn(lambda moment: steps.append(moment.finished))
+    steps += [progress.finished for progress in taker.learn()]
     assert steps[0] == shared
     alone = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "alone")
-    alone.learn(lambda moment: None)
+    alone.complete()
     assert taker.rows == alone.rows
     assert all(torch.equal(a, alone.method.importance[name]) for name, a in taker.method.importance.items())
 
@@ -337,14 +331,14 @@ def test_joint_training_once_is_the_last_row_of_joint_training(tmp_path):
         for place, settings in enumerate((PLAN.settings, last))
     ]
     for run in runs:
-        run.learn(lambda moment: None)
+        run.complete()
     assert runs[0].rows[1] == runs[1].rows[1]
     assert runs[0].rows[0] != runs[1].rows[0]
     assert runs[0].result()["backward_transfer"] is not None
     assert runs[1].result()["backward_transfer"] is None
     clipped = Plan("toy", "joint", dataclasses.replace(last, clip=100.0))
     run = Run(clipped, BENCHMARKS["toy"], 0, tmp_path / "clipped")
-    run.learn(lambda moment: None)
+    run.complete()
     assert [norm is None for norm in run.norms] == [True, False]  # no step, no norm
 
 
@@ -424,7 +418,7 @@ def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        found = run.learn(lambda moment: None)
+        found = run.complete()
     finally:
         torch.set_num_threads(threads)
     assert min(found["task_seconds"]) > 1000
@@ -437,7 +431,7 @@ def test_a_run_that_diverges_stops_and_leaves_no_first_task(tmp_path, method):
     of = Plan("toy", method, settings_for("toy", {"tasks": 2, "epochs": 1, "lr": 1e38}, method))
     run = Run(of, BENCHMARKS["toy"], 3, tmp_path / "run", tmp_path / "first")
     with pytest.raises(DerivativeError, match=r"seed 3 is (nan|inf) at step 200 of 200 of task 1; .* lr than 1e\+38"):
-        run.learn(lambda moment: None)
+        run.complete()
     assert not (tmp_path / "first").exists()
 
 
@@ -449,7 +443,10 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch, capsys):
 
 def test_the_script_that_kills_runs_can_be_started():
     assert (
-        subprocess.run([sys.executable, Path(__file__).with_name("kill_runs.py"), "--help"], check=True).returncode == 0
+        subprocess.run(
+            [sys.executable, Path(__file__).parents[3] / "tools" / "kill_runs.py", "--help"], check=True
+        ).returncode
+        == 0
     )
 
 
@@ -477,10 +474,10 @@ def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatc
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
-    Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).learn(lambda moment: None)
+    Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).complete()
     other = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 3}))
     with pytest.raises(CheckpointError, match="other settings"):
-        Run(other, BENCHMARKS["toy"], 0, tmp_path).learn(lambda moment: None)
+        Run(other, BENCHMARKS["toy"], 0, tmp_path).complete()
 
 
 @pytest.mark.parametrize(

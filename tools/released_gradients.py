@@ -1,17 +1,19 @@
 """Gradients of the authors' released code on three small networks, kept in `released_gradients.safetensors`.
 
-    python tests/released_gradients.py FOLDER   # a clone of the released code; writes the file anew
+    python tools/released_gradients.py FOLDER   # a clone of the released code; writes the file anew
 
 The cases are built from sines, so that they are the same on every machine and with every version.
 """
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-FILE = Path(__file__).with_name("released_gradients.safetensors")
+FILE = Path(__file__).parent.parent / "tests" / "oracles" / "released_gradients.safetensors"
 TAU, PRIOR_PRECISION, JITTER = 0.5, 1e-2, 1e-4
 PAST = 2
 
@@ -40,7 +42,7 @@ def cnn() -> nn.Module:
     ).double()  # fmt: skip
 
 
-CASES = {
+CASES: dict[str, Any] = {
     "mlp": (mlp, (6,), [None, None, None]),
     "multi-head": (mlp, (6,), [[0, 1], [2, 3], [1, 2]]),
     "cnn": (cnn, (2, 6, 6), [[0, 1], [2, 3], [1, 2]]),
@@ -58,7 +60,7 @@ def at_task_end(model: nn.Module, s: int) -> None:
 
 
 def _released_gradient(name: str) -> Tensor:
-    import opt_fromp
+    opt_fromp: Any = importlib.import_module("opt_fromp")
 
     class Seen(Exception):
         pass
@@ -90,7 +92,7 @@ def _released_gradient(name: str) -> Tensor:
         y = task_data(shape, PAST, f.shape[1])[1]
         return nn.functional.cross_entropy(f, y), f
 
-    torch.norm = see  # the first thing done to the gradient before Adam sees it
+    torch.norm = see  # type: ignore[assignment]  # the first thing done to the gradient before Adam sees it
     try:
         optimizer.step(current, outputs, PAST)
     except Seen as seen:

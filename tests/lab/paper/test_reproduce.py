@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from browser import look, needs_browser
 from matplotlib.figure import Figure
+from oracles.browser import look, needs_browser
 from rich.console import Console
 
 from fromp.foundation import storage
@@ -19,12 +19,12 @@ from fromp.lab import cli
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, as_json
 from fromp.lab.engine.run import Run
 from fromp.lab.paper import drawings, reproduce, tables
-from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, Kept, Runs, Table
+from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, Required, ResultsFolder, Table
 from fromp.lab.paper.required import ROUGHLY
 from fromp.lab.report import figures
 from fromp.lab.results import metrics, store
 
-TINY = Runs("toy-less-data", "finetune", 2, {"epochs": 1, "tasks": 2}, "tiny")
+TINY = Required("toy-less-data", "finetune", 2, {"epochs": 1, "tasks": 2}, "tiny")
 QUICK = [runs for exhibit in EXHIBITS.values() for runs in exhibit.runs(quick=True)]
 
 
@@ -77,7 +77,7 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_each_is_done_and_renders(root, name):
-    exhibit, kept = EXHIBITS[name], Kept(root)
+    exhibit, kept = EXHIBITS[name], ResultsFolder(root)
     shown = exhibit.render(kept, exhibit.runs(quick=True))
     assert isinstance(shown, Table if name.startswith("table-") else Figure)
     if isinstance(shown, Table):
@@ -87,19 +87,19 @@ def test_each_is_done_and_renders(root, name):
 
 
 def test_all_states_are_done(root):
-    kept = Kept(root)
+    kept = ResultsFolder(root)
     states = {name: reproduce.progress(exhibit, kept, quick=True)[1] for name, exhibit in EXHIBITS.items()}
     assert set(states.values()) == {"done"}
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_without_runs_a_table_says_so_and_a_figure_is_not_drawn(tmp_path, name):
-    exhibit, kept = EXHIBITS[name], Kept(tmp_path)
+    exhibit, kept = EXHIBITS[name], ResultsFolder(tmp_path)
     assert reproduce.progress(exhibit, kept)[1].startswith("missing, about ")
     if name.startswith("table-"):
         assert "not run: about" in exhibit.render(kept, exhibit.runs()).markdown()
     else:
-        with pytest.raises(drawings.NotYet):
+        with pytest.raises(drawings.MissingRuns):
             exhibit.render(kept, exhibit.runs())
 
 
@@ -137,7 +137,7 @@ def test_states(tmp_path, monkeypatch):
     exhibit = Exhibit("tiny", "nowhere", tables.by_method, (tiny,))
 
     def state():
-        return reproduce.progress(exhibit, Kept(tmp_path))
+        return reproduce.progress(exhibit, ResultsFolder(tmp_path))
 
     monkeypatch.setitem(ROUGHLY, "toy-less-data", 500 * 7.0)  # an epoch takes 7 s
     assert state() == ("0/2", "missing, about 14 s")
@@ -172,7 +172,7 @@ def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
     tiny = replace(TINY, pictures=1)
     monkeypatch.setitem(EXHIBITS, "tiny", Exhibit("tiny", "nowhere", tables.by_method, (tiny,)))
     write(tmp_path, tiny, 2)
-    middle = Kept(tmp_path).left(tiny)
+    middle = ResultsFolder(tmp_path).left(tiny)
     assert len(middle) == 1
     before, seen, snapshot = store.read(tmp_path / tiny.place)["runs"], [], Run._snapshot
     monkeypatch.setattr(
@@ -185,18 +185,18 @@ def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
 
 
 def test_what_others_share_their_first_task_with_comes_first(tmp_path):
-    jobs = Kept(tmp_path).jobs([Runs("toy", method) for method in ("fromp", "ewc", "si")])
+    jobs = ResultsFolder(tmp_path).jobs([Required("toy", method) for method in ("fromp", "ewc", "si")])
     assert [job.plan.method for job in jobs] == [method for method in ("si", "fromp", "ewc") for seed in range(5)]
 
 
 def test_a_picture_is_drawn_of_the_seeds_that_are_done(tmp_path):
     tiny = replace(TINY, pictures=1)
     write(tmp_path, tiny, 1)
-    with pytest.raises(drawings.NotYet, match="snapshots"):
-        drawings.toy_tasks(Kept(tmp_path), [tiny])
+    with pytest.raises(drawings.MissingRuns, match="snapshots"):
+        drawings.toy_tasks(ResultsFolder(tmp_path), [tiny])
     write_snapshots(tmp_path, replace(tiny, seeds=1))
-    assert drawings.toy_tasks(Kept(tmp_path), [tiny]).axes
-    assert Kept(tmp_path).left(tiny) == [1]
+    assert drawings.toy_tasks(ResultsFolder(tmp_path), [tiny]).axes
+    assert ResultsFolder(tmp_path).left(tiny) == [1]
 
 
 def test_other_settings_are_an_error_that_names_them(tmp_path, monkeypatch, capsys):
@@ -219,28 +219,30 @@ def test_the_list_has_everything(tmp_path, capsys):
 
 def test_the_quick_version_is_cheap(tmp_path):
     assert all(runs.benchmark.startswith("toy") or runs.benchmark.endswith("digits") for runs in QUICK)
-    every = {(runs.place, seed): Kept(tmp_path).seconds(runs) for runs in QUICK for seed in range(runs.seeds)}
+    every = {(runs.place, seed): ResultsFolder(tmp_path).seconds(runs) for runs in QUICK for seed in range(runs.seeds)}
     assert sum(every.values()) < 2 * 600  # of two cores, ten minutes
 
 
 def test_a_time_not_measured_is_that_of_fromp_at_the_cost_of_a_step(tmp_path):
-    kept = Kept(tmp_path)
-    assert kept.seconds(Runs("split-mnist", "ewc")) == kept.seconds(Runs("split-mnist"))
+    kept = ResultsFolder(tmp_path)
+    assert kept.seconds(Required("split-mnist", "ewc")) == kept.seconds(Required("split-mnist"))
     (tmp_path / "bench").mkdir()
     report = {"methods": {"seconds": {"fromp": 4.0, "ewc": 1.0}}}
     (tmp_path / "bench" / "bench.json").write_text(json.dumps(report))
-    kept = Kept(tmp_path)
-    assert kept.seconds(Runs("permuted-mnist", "ewc")) == kept.seconds(Runs("permuted-mnist")) / 4
+    kept = ResultsFolder(tmp_path)
+    assert kept.seconds(Required("permuted-mnist", "ewc")) == kept.seconds(Required("permuted-mnist")) / 4
     # A step of 256 images costs no less than its share of one with 500 more: the bench's network is a small one.
-    assert kept.seconds(Runs("split-cifar", "ewc")) == pytest.approx(kept.seconds(Runs("split-cifar")) * 256 / 756)
-    fewer = Runs("split-cifar", changes={"memory": 10})
-    assert kept.seconds(fewer) == pytest.approx(kept.seconds(Runs("split-cifar")) * 281 / 756)
+    assert kept.seconds(Required("split-cifar", "ewc")) == pytest.approx(
+        kept.seconds(Required("split-cifar")) * 256 / 756
+    )
+    fewer = Required("split-cifar", changes={"memory": 10})
+    assert kept.seconds(fewer) == pytest.approx(kept.seconds(Required("split-cifar")) * 281 / 756)
 
 
 def test_a_time_not_measured_is_that_of_a_method_alike(tmp_path):
-    write(tmp_path, Runs("toy", "vcl"), 2)
-    assert Kept(tmp_path).seconds(Runs("toy", "vcl-memorable")) == 3.0
-    assert Kept(tmp_path).seconds(Runs("toy", "ewc")) == ROUGHLY["toy"]
+    write(tmp_path, Required("toy", "vcl"), 2)
+    assert ResultsFolder(tmp_path).seconds(Required("toy", "vcl-memorable")) == 3.0
+    assert ResultsFolder(tmp_path).seconds(Required("toy", "ewc")) == ROUGHLY["toy"]
 
 
 def test_equal_places_have_equal_plans():
@@ -261,7 +263,7 @@ def test_the_layout_is_the_one_that_results_are_kept_in():
 def test_forward_transfer_needs_networks_of_their_own(root, tmp_path):
     exhibit = EXHIBITS["table-transfer"]
     runs = exhibit.runs(quick=True)
-    kept = Kept(root)
+    kept = ResultsFolder(root)
     fromp, separate = (next(one for one in runs if one.method == method) for method in ("fromp", "separate"))
     found, alone = (store.read(root / one.place)["runs"][0] for one in (fromp, separate))
     last = len(found["accuracy"])
@@ -281,4 +283,4 @@ def test_the_methods_beside_batch_adam_are_told_apart():
 
 
 def test_not_yet_is_an_error_of_ours():
-    assert issubclass(drawings.NotYet, FrompError)
+    assert issubclass(drawings.MissingRuns, FrompError)

@@ -17,7 +17,7 @@ from fromp.lab import cli
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.methods.registry import METHODS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TOLERANCE = 0.03  # of accuracies that another machine computes a little differently
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)

@@ -1,6 +1,6 @@
 """Kill a run at random moments, again and again, and see whether it still ends where it would have ended.
 
-python tests/kill_runs.py --kills 50 --out results/kills/kills.json
+python tools/kill_runs.py --kills 50 --out results/kills/kills.json
 """
 
 import argparse

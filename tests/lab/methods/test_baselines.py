@@ -3,9 +3,9 @@
 import math
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
+from oracles import naive
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -14,7 +14,7 @@ from fromp.curvature import ggn_diagonal
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
-from fromp.lab.engine.fit import Fit, Optimisation
+from fromp.lab.engine.fit import Fit, Training
 from fromp.lab.methods.bounds import Joint, Separate
 from fromp.lab.methods.functional_l2 import FunctionalL2
 from fromp.lab.methods.quadratic import DLP, EWC
@@ -24,7 +24,7 @@ from fromp.lab.methods.si import SI
 from fromp.lab.methods.vcl import vcl
 from fromp.lab.methods.vcl.coreset import RandomCoreset
 from fromp.lab.methods.vcl.usage import of_other_heads
-from fromp.lab.methods.vcl.vcl import VCL, Gaussians, Local, kl
+from fromp.lab.methods.vcl.vcl import VCL, Gaussians, LocalReparameterisation, kl
 from fromp.memory import random_score
 from fromp.prior import IdentityKernel
 from fromp.taskfree.reservoir import Sample
@@ -172,7 +172,7 @@ def test_si_follows_a_layer_that_is_frozen_for_a_while():
     for task, frozen in enumerate([True, False, True]):
         model[0].requires_grad_(not frozen)
         for _ in Fit(
-            method, method.begin_task(TensorExamples(*data(task)), None, []), Optimisation(2, 4, 1e-2), seed=0
+            method, method.begin_task(TensorExamples(*data(task)), None, []), Training(2, 4, 1e-2), seed=0
         ).steps():
             pass
         method.end_task(data(task))
@@ -222,7 +222,7 @@ def test_the_trainer_tells_si_of_every_step():
     method, (x, y) = SI(network(2), Categorical(), 1.0, 1e-3), data(0)
     before = Categorical().nll(method.model(x), y).mean().item()
     training = method.begin_task(TensorExamples(x, y), None, [])
-    for _ in Fit(method, training, Optimisation(epochs=200, batch_size=len(y), lr=1e-4), seed=0).steps():
+    for _ in Fit(method, training, Training(epochs=200, batch_size=len(y), lr=1e-4), seed=0).steps():
         pass
     decrease = before - Categorical().nll(method.model(x), y).mean().item()
     assert sum(float(path.sum()) for path in method.path.values()) == pytest.approx(decrease, rel=0.02)
@@ -235,7 +235,7 @@ def learn(method, tasks, epochs=20):
     for task in tasks:
         examples = TensorExamples(*data(task))
         training = method.begin_task(examples, None, past)
-        for _ in Fit(method, training, Optimisation(epochs=epochs, batch_size=4, lr=1e-2), seed=task).steps():
+        for _ in Fit(method, training, Training(epochs=epochs, batch_size=4, lr=1e-2), seed=task).steps():
             pass
         method.end_task(examples)
         past.append((examples, None))
@@ -359,7 +359,7 @@ def test_sampled_outputs_have_the_moments_of_sampled_weights(layer, shape):
     noise = torch.Generator().manual_seed(0)
     a = torch.randn(2, *shape).double()
     with torch.no_grad():
-        with Local(weights, log_deviation, noise):
+        with LocalReparameterisation(weights, log_deviation, noise):
             local = torch.stack([layer(a) for _ in range(4000)])
         drawn = []
         for _ in range(4000):
@@ -424,7 +424,7 @@ def test_vcl_finds_the_exact_diagonal_posterior_of_a_linear_gaussian_model():
     for task in range(2):
         examples = TensorExamples(x[task], y[task])
         training = method.begin_task(examples, None, [])
-        for _ in Fit(method, training, Optimisation(2500, 40, 2e-2, schedule="linear-decay"), seed=0).steps():
+        for _ in Fit(method, training, Training(2500, 40, 2e-2, schedule="linear-decay"), seed=0).steps():
             pass
         method.end_task(examples)
         now = precision + x[task].T @ x[task] / 0.09
@@ -465,7 +465,7 @@ def test_vcl_starts_each_task_anew_and_leaves_the_heads_of_other_tasks_alone():
 
     start = moments()
     training = method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
-    for _ in Fit(method, training, Optimisation(5, 4, 1e-2), seed=0).steps():
+    for _ in Fit(method, training, Training(5, 4, 1e-2), seed=0).steps():
         pass
     method.end_task(data(0), HEADS[0])
     learned = moments()
@@ -576,7 +576,7 @@ def test_vcl_can_start_each_task_where_the_last_one_ended():
     model = network()
     method = VCL(model, Categorical(), prior_precision=4.0, initial_deviation=1e-2, seed=0, start="posterior")
     training = method.begin_task(TensorExamples(*data(0)), None, [])
-    for _ in Fit(method, training, Optimisation(2, 4, 1e-2), seed=0).steps():
+    for _ in Fit(method, training, Training(2, 4, 1e-2), seed=0).steps():
         pass
     method.end_task(data(0))
     learned = copies(dict(model.named_parameters())), copies(method.log_deviation)

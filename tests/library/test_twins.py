@@ -1,9 +1,9 @@
 """Every fast function equals its slow twin, over the whole zoo, every likelihood, single- and multi-head."""
 
-import naive
 import pytest
 import torch
-from zoo import ZOO, N, build
+from oracles import naive
+from oracles.zoo import ZOO, N, build
 
 from fromp import FROMP, Bernoulli, Categorical, FullKernel, Gaussian, IdentityKernel, Poisson, gp
 from fromp.curvature import ggn_diagonal

@@ -15,9 +15,10 @@ from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
 from fromp.lab.cli import main
-from fromp.lab.engine.run import Plan, Run
+from fromp.lab.engine.run import Run
 from fromp.lab.methods.bounds import Finetune, Joint
 from fromp.lab.methods.quadratic import EWC
+from fromp.lab.results.plan import Plan
 from fromp.taskfree.detectors import Detector, Verdict
 from fromp.taskfree.reservoir import Reservoir, Sample, hashes
 
@@ -59,13 +60,13 @@ def learner(detector=None, **options):
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     reg = FROMP(model, Categorical(), tau=1.0, memory_size=10, prior_precision=1e-3, jitter=1e-3)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    return TaskFree(reg, optimizer, detector, **{"reservoir": 300, "shortest": 100, **options})
+    return TaskFree(reg, optimizer, detector, **{"reservoir": 300, "min_task_examples": 100, **options})
 
 
 def other_kind(method=FROMP, optimizer=torch.optim.Adam, hidden=16, layers=3):
     model = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, 2))[:layers]
     one = EWC(model, Categorical(), 1.0) if method is EWC else FROMP(model, Categorical(), memory_size=10)
-    return TaskFree(one, optimizer(model.parameters(), 1e-2), reservoir=300, shortest=100)
+    return TaskFree(one, optimizer(model.parameters(), 1e-2), reservoir=300, min_task_examples=100)
 
 
 def weights(one):
@@ -224,7 +225,7 @@ def test_tied_weights_and_inputs_that_are_labels_can_be_saved(tmp_path):
         model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
         model[2].weight = model[0].weight
         reg = FROMP(model, Gaussian(), memory_size=10, jitter=1e-2)
-        return TaskFree(reg, torch.optim.Adam(model.parameters(), 1e-2), reservoir=300, shortest=100)
+        return TaskFree(reg, torch.optim.Adam(model.parameters(), 1e-2), reservoir=300, min_task_examples=100)
 
     one, other = autoencoder(), autoencoder()
     for place, (x, _) in enumerate(stream(2)):
@@ -295,8 +296,11 @@ def test_another_folder_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: learner(reservoir=50), "reservoir=50 never holds the 100 examples"),
-        (lambda: learner(reservoir=5, shortest=5), "memory_size=10 is more than the 5 examples of the shortest task"),
+        (lambda: learner(reservoir=50), "reservoir=50 is smaller than min_task_examples=100"),
+        (
+            lambda: learner(reservoir=5, min_task_examples=5),
+            "memory_size=10 is larger than min_task_examples=5",
+        ),
         (lambda: TaskFree(Joint(nn.Linear(2, 2), Categorical()), None), "Joint must be told when a task begins"),
         (lambda: learner().end_task(), "the reservoir is empty"),
     ],
@@ -365,10 +369,6 @@ def test_a_sample_stands_for_the_whole():
 SETTINGS = {"tasks": 3, "epochs": 3, "schedule": "constant"}
 
 
-class Died(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("boundaries", ["calibrated", "welch"])
 def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
     settings = settings_for("permuted-digits", {**SETTINGS, "boundaries": boundaries, "threshold": 0.9})
@@ -378,15 +378,10 @@ def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
         for last in [*deaths, None]:
             run, steps = Run(plan, BENCHMARKS["permuted-digits"], 0, path), iter(range(10_000))
 
-            def watch(moment, last=last, steps=steps):
+            for _ in run.learn(checkpoint_seconds=0.05):
                 if next(steps) == last:
-                    raise Died
-
-            try:
-                result = run.learn(watch, checkpoint_seconds=0.05)
-            except Died:
-                continue
-        return result, storage.read(path / "checkpoint", "run")[0], storage.read(path / "trace", "trace")
+                    break
+        return run.result(), storage.read(path / "checkpoint", "run")[0], storage.read(path / "trace", "trace")
 
     whole, tensors, trace = learn(tmp_path / "whole", [])
     again, tensors_again, trace_again = learn(tmp_path / "again", [90, 70, 80])

@@ -48,7 +48,7 @@ def test_a_small_network_has_one_thread_and_a_large_one_all_and_its_memory(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        with threads.sized_for(nn.Linear(1000, width)):
+        with threads.threads_for(nn.Linear(1000, width)):
             assert torch.get_num_threads() == expected
         assert torch.get_num_threads() == 2
     finally:

@@ -8,8 +8,8 @@ from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
 from fromp.lab.benchmarks.streams import (
     TOY_VARIATIONS,
     Blobs,
-    Chain,
-    First,
+    Concatenated,
+    FirstTasks,
     Permuted,
     Rotated,
     Split,
@@ -128,10 +128,10 @@ def test_rotation_by_a_quarter_is_exact(images):
 
 
 def test_a_chain_puts_heads_side_by_side(images):
-    stream = Chain([Split(images, [[0, 1, 2]]), Split(images, [[0, 1], [2, 3]])])
+    stream = Concatenated([Split(images, [[0, 1, 2]]), Split(images, [[0, 1], [2, 3]])])
     assert (len(stream), stream.num_outputs) == (3, 7)
     assert [task.head for task in stream] == [(0, 1, 2), (3, 4), (5, 6)]
-    assert len(First(stream, 2)) == 2
+    assert len(FirstTasks(stream, 2)) == 2
 
 
 def test_validation_takes_from_the_training_data_alone(images):
@@ -153,13 +153,14 @@ def test_a_setting_asks_for_validation():
 
 def test_digits_forget_less_with_fromp(tmp_path):
     """The newcomer's benchmark, without any download: seconds, and clearly less forgetting than plain training."""
-    from fromp.lab.engine.run import Plan, Run
+    from fromp.lab.engine.run import Run
+    from fromp.lab.results.plan import Plan
 
     forgotten = {}
     for method in ("fromp", "finetune"):
         plan = Plan("permuted-digits", method, settings_for("permuted-digits", {"tasks": 3, "epochs": 20}))
         run = Run(plan, BENCHMARKS["permuted-digits"], 0, tmp_path / method)
-        forgotten[method] = run.learn(lambda moment: None)["forgetting"]
+        forgotten[method] = run.complete()["forgetting"]
     assert forgotten["fromp"] < 0.5 * forgotten["finetune"]
 
 
