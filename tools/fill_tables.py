@@ -18,7 +18,7 @@ from fromp.lab.methods.registry import METHODS
 from fromp.lab.paper import tables
 from fromp.lab.paper.exhibits import EXHIBITS, Required, ResultsFolder
 from fromp.lab.paper.required import LOOK_AT_MEMORY
-from fromp.lab.results import metrics, published
+from fromp.lab.results import metrics, published, selection
 from fromp.lab.results.record import Experiment, find, forward_transfer
 
 OPENING = re.compile(r"<!-- generated: (\S+) -->\n")
@@ -148,12 +148,11 @@ def _selection(name: str) -> Callable[[Path], str]:
     """The runs that a benchmark's settings were chosen by."""
 
     def block(results: Path) -> str:
-        place = results / name / "selection"
-        tried = [path.parent for path in sorted(place.rglob("results.json"))]
+        tried = [one for file in sorted((results / name).rglob(selection.FILE)) for one in selection.read(file)]
         if not tried:
             return "Nothing of the choice has been kept."
         columns = {title: column for title, column in COLUMNS.items() if title != "paper"}
-        rows = [_row(f"`{path.relative_to(place)}`", name, path.name, path) for path in tried]
+        rows = [Row(f"`{one.name}`", one, None, None, None) for one in tried]
         table = _table(rows, columns)
         if len(rows) <= MOST_ROWS:
             return table

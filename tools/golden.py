@@ -85,19 +85,26 @@ def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) ->
 
 
 def settings() -> dict[str, Case]:
-    """Of each kept results.json: what differs from today's preset, as recorded then, and the average accuracy."""
+    """Of each kept result: what differs from today's preset, as recorded then, and the average accuracy.
+
+    Settings that were tried stand in selection.json, under the name of the folder that they were learned in.
+    """
     from fromp.lab.benchmarks.catalogue import settings_for
+    from fromp.lab.results import selection
     from fromp.lab.results.plan import Plan
     from fromp.lab.results.record import find
 
+    results = ROOT / "results"
+    every = {path.parent: find(path.parent)[0] for path in results.rglob("results.json")}
+    for file in results.rglob(selection.FILE):
+        every |= {file.parent / "selection" / kept.name: kept for kept in selection.read(file)}
     found = {}
-    for path in sorted((ROOT / "results").rglob("results.json")):
-        kept = find(path.parent)[0]
+    for path, kept in sorted(every.items()):
         plan = Plan(kept.benchmark, kept.method, settings_for(kept.benchmark, {}, kept.method))
         recorded = {"benchmark": kept.benchmark, "method": kept.method, "settings": kept.settings}
         changed = {key: kept.settings[key] for key in plan.differences(recorded)}
         accuracy = kept.summary["average_accuracy"]
-        found[str(path.parent.relative_to(ROOT / "results"))] = {
+        found[str(path.relative_to(results))] = {
             "benchmark": kept.benchmark, "method": kept.method, "changed": changed,
             "mean": accuracy["mean"], "n": accuracy["n"],
         }  # fmt: skip

@@ -33,7 +33,7 @@ from fromp.lab.engine.fit import Fit
 from fromp.lab.engine.run import Run
 from fromp.lab.engine.watch import boundaries_line
 from fromp.lab.methods.registry import METHODS
-from fromp.lab.results import metrics
+from fromp.lab.results import metrics, selection
 from fromp.lab.results.plan import Plan
 
 SHORT = ["toy", "--tasks", "3", "--epochs", "2", "--memory", "10", "--quiet"]
@@ -359,6 +359,10 @@ def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, c
     found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/results.json")}
     assert set(found) == {f"tau-{tau}-lr-{lr}" for tau in ("0.1", "10") for lr in ("0.01", "0.0001")}
     assert all(one["settings"]["validation"] == 0.1 for one in found.values())
+    tried = {one.name: one.summary for one in selection.read(tmp_path / "selection.json")}
+    assert {name: one["average_accuracy"] for name, one in tried.items()} == {
+        name: one["summary"]["average_accuracy"] for name, one in found.items()
+    }
     best = sorted(found, key=lambda name: -found[name]["summary"]["average_accuracy"]["mean"])
     assert found[best[0]]["summary"]["average_accuracy"] != found[best[-1]]["summary"]["average_accuracy"]
     assert best[0] in lines[0]

@@ -11,7 +11,7 @@ from rich.console import Console
 from fromp.lab.benchmarks.catalogue import as_text, parse_setting
 from fromp.lab.engine.jobs import Execution, Job, learn_all, unfinished
 from fromp.lab.engine.watch import results_table
-from fromp.lab.results import store
+from fromp.lab.results import selection, store
 from fromp.lab.results.plan import Plan
 
 HELD_OUT = 0.1  # of the training data
@@ -35,11 +35,15 @@ def candidates(plan: Plan, grid: Mapping[str, Sequence[Any]]) -> dict[str, Plan]
 
 
 def tune(plans: Mapping[str, Plan], seeds: Sequence[int], out: Path, execution: Execution, console: Console) -> int:
-    """Learn every candidate that is not done, and show them, the best on held-out data first; the exit code."""
+    """Learn every candidate that is not done, and show them, the best on held-out data first; the exit code.
+
+    All that lies in `out`, from earlier grids too, is collected in its selection.json.
+    """
     jobs = [Job(plan, seed, out / name) for name, plan in plans.items() for seed in seeds]
     code = learn_all(unfinished(jobs), execution)
     if code >= 128:
         return code
+    selection.write(out, out)
     found = [(name, store.read(out / name)["summary"]) for name in plans if (out / name / "results.json").exists()]
     rows = [row for row in found if "average_accuracy" in row[1]]  # the others have failed
     rows.sort(key=lambda row: row[1]["average_accuracy"]["mean"], reverse=True)
