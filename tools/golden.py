@@ -1,4 +1,4 @@
-"""Golden numbers: what short runs, kept results and generated tables give, to compare before and after a change.
+"""Golden numbers: what short runs and kept results give, to compare before and after a change.
 
     python tools/golden.py write FILE.json    run all cases and write every number of them
     python tools/golden.py compare REV        run all cases here and at a git revision, and compare them bit for bit
@@ -111,15 +111,6 @@ def settings() -> dict[str, Case]:
     return found
 
 
-def blocks() -> dict[str, str]:
-    """The generated text of every block that a document has, by the block's name."""
-    from fill_tables import BLOCKS, OPENING
-
-    documents = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    names = {name for path in documents for name in OPENING.findall(path.read_text(encoding="utf-8"))}
-    return {name: BLOCKS[name](ROOT / "results") for name in sorted(names)}
-
-
 def record(name: str) -> Case:
     """Every number of a case."""
     torch.set_num_threads(1)
@@ -172,20 +163,9 @@ def write(file: Path) -> None:
 
 def keep() -> None:
     """Renew what the tests compare with."""
-    (KEPT / "blocks").mkdir(parents=True, exist_ok=True)
+    KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / "runs.json").write_text(_lines({name: summary(record(name)) for name in CASES}), encoding="utf-8")
     (KEPT / "settings.json").write_text(_lines(settings()), encoding="utf-8")
-    texts = blocks()
-    for path in (KEPT / "blocks").glob("*.md"):
-        if path.stem not in texts:
-            path.unlink()
-    for name, text in texts.items():
-        (KEPT / "blocks" / f"{name}.md").write_text(text + "\n", encoding="utf-8")
-
-
-def kept_blocks() -> dict[str, str]:
-    """What `blocks` gave when it was kept."""
-    return {path.stem: path.read_text(encoding="utf-8")[:-1] for path in (KEPT / "blocks").glob("*.md")}
 
 
 def _lines(entries: dict[str, Case]) -> str:
