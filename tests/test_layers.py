@@ -13,7 +13,6 @@ ORDER = [
     "foundation",
     "derivatives",
     "likelihoods",
-    "curvature",
     "gp",
     "memory",
     "prior",

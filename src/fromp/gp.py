@@ -1,4 +1,4 @@
-"""DNN2GP: the Gaussian process that a trained network is. Eq. (5), (10) and the appendix "Multiclass setting"."""
+"""DNN2GP: the Gaussian process that a trained network is. Eq. (4), (5), (10), appendix "Multiclass setting"."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -6,12 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fromp.curvature import MEMORY_BUDGET
+from fromp.derivatives.budget import MEMORY_BUDGET, chunks, tiles
 from fromp.derivatives.gradients import Dense, Outer, outer_grams
 from fromp.derivatives.model import Head, Weights, detached, evaluating, outputs
-from fromp.derivatives.tape import Tape, bytes_per_example
+from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
-from fromp.foundation.errors import DataError, KernelError
+from fromp.foundation.errors import DataError, DerivativeError, KernelError
+from fromp.foundation.examples import Examples
 from fromp.foundation.inputs import Inputs
 from fromp.likelihoods import Likelihood
 
@@ -21,6 +22,33 @@ class Prediction(NamedTuple):
 
     mean: Tensor
     variance: Tensor
+
+
+def ggn_diagonal(
+    model: nn.Module,
+    names: tuple[str, ...],
+    examples: Examples,
+    likelihood: Likelihood,
+    head: Head = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> dict[str, Tensor]:
+    """diag sum_i J(x_i)' Lambda(x_i) J(x_i) over a task's data, Eq. (4): one tensor for each named weight."""
+    weights = detached(model, names)
+    diagonal = {name: torch.zeros_like(weight, requires_grad=False) for name, weight in weights.items()}
+    with evaluating(model):
+        for x, _ in chunks(model, weights, examples, head, memory_budget):
+            tape = Tape(model, weights, x, head)
+            factor = likelihood.factor(tape.f.detach())
+            for column in factor.unbind(-1):  # (b, c): one column of S at a time
+                for name, gradient in tape.gradients(column):
+                    diagonal[name] += gradient.sum_of_squares()
+    for name, total in diagonal.items():
+        if not bool(torch.isfinite(total).all()):
+            raise DerivativeError(
+                f"the derivative of the outputs with respect to '{name}' is not finite; "
+                "look for sqrt, log or a division at zero in that layer."
+            )
+    return {name: total * examples.weight for name, total in diagonal.items()}
 
 
 def mean(model: nn.Module, x: Inputs, likelihood: Likelihood, head: Head = None) -> Tensor:
@@ -42,15 +70,15 @@ def kernel(
     """
     weights = detached(model, tuple(variance))
     with evaluating(model):
-        tiles = list(_tiles(model, weights, x, head, memory_budget // 2))  # two of them at a time
+        parts = list(tiles(model, weights, x, head, memory_budget // 2))  # two of them at a time
         blocks: dict[tuple[int, int], Tensor] = {}
-        for i, rows in enumerate(tiles):
+        for i, rows in enumerate(parts):
             left = Tape(model, weights, rows, head)
-            for j, columns in enumerate(tiles[: i + 1]):
+            for j, columns in enumerate(parts[: i + 1]):
                 right = left if i == j else Tape(model, weights, columns, head)
                 blocks[i, j] = _block(left, right, likelihood, variance, memory_budget)
                 blocks[j, i] = blocks[i, j].mT
-    n = len(tiles)
+    n = len(parts)
     return torch.cat([torch.cat([blocks[i, j] for j in range(n)], -1) for i in range(n)], -2)
 
 
@@ -68,7 +96,7 @@ def predict(
     weights = detached(model, tuple(variance))
     means, variances = [], []
     with evaluating(model):
-        for part in _tiles(model, weights, x, head, memory_budget):
+        for part in tiles(model, weights, x, head, memory_budget):
             tape = Tape(model, weights, part, head)
             f = tape.f.detach()
             columns = []
@@ -136,9 +164,3 @@ def _slopes(likelihood: Likelihood, f: Tensor) -> Iterator[Tensor]:
         for c in range(m.shape[-1]):
             (slope,) = torch.autograd.grad(m[:, c].sum(), f, retain_graph=True)
             yield slope
-
-
-def _tiles(model: nn.Module, weights: Weights, x: Inputs, head: Head, memory_budget: int) -> Iterator[Inputs]:
-    few = inputs.take(x, slice(0, 2))
-    size = max(1, memory_budget // bytes_per_example(model, weights, few, head))
-    yield from inputs.split(x, size)

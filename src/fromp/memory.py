@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from fromp.curvature import MEMORY_BUDGET, chunks
+from fromp.derivatives.budget import MEMORY_BUDGET, chunks
 from fromp.derivatives.model import Head, detached, evaluating, outputs, trainable
 from fromp.foundation import inputs
 from fromp.foundation.errors import DataError

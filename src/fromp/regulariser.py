@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fromp import gp
-from fromp.curvature import MEMORY_BUDGET, check_inputs
+from fromp.derivatives.budget import MEMORY_BUDGET, check_inputs, points_per_pass
 from fromp.derivatives.model import as_head, detached, device_of, evaluating, outputs, trainable
-from fromp.derivatives.tape import activation_bytes
 from fromp.foundation import inputs, storage
 from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import as_examples
@@ -36,7 +35,6 @@ from fromp.memory import (
 from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
 
 NO_TASKS = torch.empty(0, dtype=torch.long)
-PASS_BYTES = 96 * 2**20  # of activations in one pass over memory: larger ones fall out of the cache
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
 KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
@@ -300,13 +298,8 @@ class FROMP(Method):
             self.memory_budget,
         )
 
-    def _points_per_pass(self, memories: list[Memory]) -> int:
-        weights = detached(self.model, trainable(self.model))
-        with evaluating(self.model):
-            cost = max(
-                activation_bytes(self.model, weights, inputs.take(m.inputs, slice(0, 2)), m.head) for m in memories
-            )
-        return max(1, PASS_BYTES // cost)
+    def _points_per_pass(self, memories: Sequence[Memory]) -> int:
+        return points_per_pass(self.model, [(memory.inputs, memory.head) for memory in memories])
 
     def _check_outputs(self, memory: Memory, expected: int) -> None:
         with evaluating(self.model), torch.no_grad():

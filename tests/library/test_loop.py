@@ -158,7 +158,7 @@ def test_dropout_is_off_on_memory_and_back_on_afterwards():
 
 @pytest.mark.parametrize("options", [{}, {"kernel": IdentityKernel}], ids=["kernel", "identity"])
 def test_memory_in_several_passes_equals_one(options, monkeypatch):
-    from fromp import regulariser as module
+    from fromp.derivatives import budget as module
 
     values = {}
     for bytes_ in (module.PASS_BYTES, 1):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fromp import FROMP, Bernoulli, Categorical, Gaussian, least_memorable, memorability, per_class, random_score, top
+from fromp.derivatives.budget import activation_bytes
 from fromp.derivatives.model import detached, trainable
-from fromp.derivatives.tape import activation_bytes
 from fromp.foundation.errors import FrompError
 from fromp.memory import assess
 

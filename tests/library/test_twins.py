@@ -6,8 +6,8 @@ from oracles import naive
 from oracles.zoo import ZOO, N, build
 
 from fromp import FROMP, Bernoulli, Categorical, FullKernel, Gaussian, IdentityKernel, Poisson, gp
-from fromp.curvature import ggn_diagonal
 from fromp.foundation.examples import TensorExamples
+from fromp.gp import ggn_diagonal
 
 HEADS = [None, (3, 1)]
 OUTPUTS = 4

@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, SubsetRandomSampler, TensorDataset
 
 from fromp import FROMP, Categorical, FrompError, IdentityKernel, gp, memorability
-from fromp.curvature import ggn_diagonal
+from fromp.derivatives.budget import bytes_per_example
 from fromp.derivatives.model import detached
-from fromp.derivatives.tape import bytes_per_example
 from fromp.foundation.errors import CheckpointError
 from fromp.foundation.examples import TensorExamples
+from fromp.gp import ggn_diagonal
 from fromp.lab.cli import main
 
 N = 5

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from fromp import FROMP, Calibrated, Categorical, CheckpointError, Gaussian, TaskFree, Welch
-from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import trainable
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
+from fromp.gp import ggn_diagonal
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
 from fromp.lab.cli import main
 from fromp.lab.engine.run import Run

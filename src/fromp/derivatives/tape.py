@@ -106,30 +106,6 @@ class Tape:
         return {name: torch.stack(column) for name, column in zip(self.others, zip(*rows, strict=True), strict=True)}
 
 
-def bytes_per_example(model: nn.Module, weights: Weights, x: Inputs, head: Head) -> int:
-    """What one example costs in a `Tape` and the gradients pulled from it, measured on a few of them."""
-    tape = Tape(model, weights, x, head)
-    # The activations twice: their values, and the gradients on the way back.
-    return 2 * activation_bytes(model, weights, x, head) + tape.numbers_formed() * tape.f.element_size()
-
-
-def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) -> int:
-    """What autograd keeps of one example between a forward pass and its backward pass, measured on a few."""
-    own = {w.untyped_storage().data_ptr() for w in model.parameters()}
-    x = inputs.transform(lambda part: part.clone(), x)  # a few rows of a large tensor would be weighed as all of it
-    kept: dict[int, int] = {}
-
-    def weigh(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return t
-
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
-        outputs(model, x, head, weights)
-    return sum(kept.values()) // inputs.num_examples(x) + 1
-
-
 def _differentiate(f: Tensor, at: list[Tensor], s: Tensor) -> tuple[Tensor | None, ...]:
     try:
         return torch.autograd.grad(f, at, s, retain_graph=True, allow_unused=True)

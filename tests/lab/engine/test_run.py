@@ -20,9 +20,9 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-from fromp.curvature import ggn_diagonal
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError
+from fromp.gp import ggn_diagonal
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, settings_for
 from fromp.lab.benchmarks.streams import Split
 from fromp.lab.cli import main

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from fromp import FROMP, Categorical, Gaussian
-from fromp.curvature import ggn_diagonal
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
+from fromp.gp import ggn_diagonal
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
 from fromp.lab.engine.fit import Fit, Training
 from fromp.lab.methods.bounds import Joint, Separate

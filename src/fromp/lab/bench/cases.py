@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from fromp import gp
-from fromp.derivatives.model import detached, evaluating, trainable
-from fromp.derivatives.tape import activation_bytes
+from fromp.derivatives.budget import points_per_pass
+from fromp.derivatives.model import evaluating
 from fromp.lab.benchmarks.networks import cifar_cnn, initialise, mlp
 from fromp.likelihoods import Categorical
 from fromp.memory import Memory
 from fromp.prior import Anchor, FullKernel, FunctionalPrior
-from fromp.regulariser import PASS_BYTES
 
 POINTS, CLASSES = 200, 10
 
@@ -37,8 +36,7 @@ class Case:
 
     def points_per_pass(self) -> int:
         """As `FROMP` chooses it."""
-        weights = detached(self.model, trainable(self.model))
-        return max(1, PASS_BYTES // activation_bytes(self.model, weights, self.images(2), None))
+        return points_per_pass(self.model, [(self.images(2), None)])
 
     def prior(self, tasks: int) -> FunctionalPrior:
         """A prior on random memories, with kernels of the right size; a step's cost does not depend on their values."""

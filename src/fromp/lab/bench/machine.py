@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from fromp import gp
-from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import detached, trainable
 from fromp.foundation.examples import TensorExamples
+from fromp.gp import ggn_diagonal
 from fromp.lab.bench.cases import POINTS, SETTINGS, THREADS, Case
 from fromp.lab.bench.steps import fromp_step, plain_step, slow_step
 from fromp.lab.bench.timing import in_a_process, interleaved

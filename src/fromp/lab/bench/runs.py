@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fromp import gp
-from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import detached, trainable
 from fromp.foundation.examples import TensorExamples
+from fromp.gp import ggn_diagonal
 from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS
 from fromp.lab.bench.timing import interleaved
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Settings

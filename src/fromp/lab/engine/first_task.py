@@ -11,9 +11,9 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
-from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import device_of
 from fromp.foundation import storage
+from fromp.gp import ggn_diagonal
 from fromp.lab.benchmarks.catalogue import Settings
 from fromp.lab.benchmarks.streams import Task
 from fromp.lab.engine.fit import Fit

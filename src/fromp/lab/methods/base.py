@@ -7,11 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import Head, device_of, of_head, outputs
 from fromp.foundation import inputs
 from fromp.foundation.examples import Examples
 from fromp.foundation.inputs import Inputs
+from fromp.gp import ggn_diagonal
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
 

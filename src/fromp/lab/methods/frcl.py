@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp import gp
-from fromp.curvature import MEMORY_BUDGET, chunks
+from fromp.derivatives.budget import MEMORY_BUDGET, chunks
 from fromp.derivatives.model import Head, as_head, check_head, detached, device_of, evaluating, outputs, trainable
 from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from fromp.curvature import ggn_diagonal
 from fromp.derivatives.model import trainable
 from fromp.foundation.errors import FrompError
+from fromp.gp import ggn_diagonal
 from fromp.lab.paper import figures as paper_figures
 from fromp.lab.paper.required import Required, ResultsFolder
 from fromp.lab.paper.tables import benchmark_title, method_title

@@ -1,0 +1,79 @@
+"""Work in chunks that fit into a memory budget."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fromp.derivatives.model import Head, Weights, detached, device_of, evaluating, outputs, trainable
+from fromp.derivatives.tape import Tape
+from fromp.foundation import inputs
+from fromp.foundation.errors import DataError
+from fromp.foundation.examples import Examples
+from fromp.foundation.inputs import Inputs
+
+MEMORY_BUDGET = 512 * 2**20  # bytes that one chunk of the once-per-task work may hold
+PASS_BYTES = 96 * 2**20  # bytes of activations in one pass over memory: larger ones fall out of the cache
+
+
+def chunks(
+    model: nn.Module, weights: Weights, examples: Examples, head: Head, memory_budget: int
+) -> Iterator[tuple[Inputs, Tensor]]:
+    """The examples in order on the model's device, checked, as many at a time as the budget allows."""
+    device = device_of(model)
+    x, _ = examples.take(torch.arange(min(2, len(examples))))
+    size = max(1, memory_budget // bytes_per_example(model, weights, inputs.move(x, device), head))
+    seen = 0
+    for x, y in examples.batches(size):
+        check_inputs(x, seen)
+        seen += len(y)
+        yield inputs.move(x, device), y.to(device)
+
+
+def check_inputs(x: Inputs, start: int = 0) -> None:
+    """An error if an input is not finite; the first of them is number `start`."""
+    for part in inputs.tensors(x):
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            wrong = (~torch.isfinite(part).reshape(len(part), -1).all(1)).nonzero().flatten()
+            raise DataError(
+                f"input {start + int(wrong[0])} holds NaN or infinity ({len(wrong)} such inputs in this batch); "
+                "remove or repair those examples."
+            )
+
+
+def tiles(model: nn.Module, weights: Weights, x: Inputs, head: Head, memory_budget: int) -> Iterator[Inputs]:
+    """The inputs in order, as many at a time as the budget allows."""
+    few = inputs.take(x, slice(0, 2))
+    yield from inputs.split(x, max(1, memory_budget // bytes_per_example(model, weights, few, head)))
+
+
+def points_per_pass(model: nn.Module, parts: Sequence[tuple[Inputs, Head]]) -> int:
+    """How many points may go through the model at once in a training step, for the costliest of several inputs."""
+    weights = detached(model, trainable(model))
+    with evaluating(model):
+        cost = max(activation_bytes(model, weights, inputs.take(x, slice(0, 2)), head) for x, head in parts)
+    return max(1, PASS_BYTES // cost)
+
+
+def bytes_per_example(model: nn.Module, weights: Weights, x: Inputs, head: Head) -> int:
+    """What one example costs in a `Tape` and the gradients pulled from it, measured on a few of them."""
+    tape = Tape(model, weights, x, head)
+    # The activations twice: their values, and the gradients on the way back.
+    return 2 * activation_bytes(model, weights, x, head) + tape.numbers_formed() * tape.f.element_size()
+
+
+def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) -> int:
+    """What autograd keeps of one example between a forward pass and its backward pass, measured on a few."""
+    own = {w.untyped_storage().data_ptr() for w in model.parameters()}
+    x = inputs.transform(lambda part: part.clone(), x)  # a few rows of a large tensor would be weighed as all of it
+    kept: dict[int, int] = {}
+
+    def weigh(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
+        outputs(model, x, head, weights)
+    return sum(kept.values()) // inputs.num_examples(x) + 1
