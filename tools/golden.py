@@ -66,13 +66,13 @@ def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) ->
     """One run of a case."""
     from fromp.derivatives.model import evaluating
     from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
-    from fromp.lab.engine.run import Run
+    from fromp.lab.engine.run import run_of
     from fromp.lab.results.plan import Plan
 
     plan = Plan(benchmark, method, settings_for(benchmark, changes, method))
     losses: Losses = [[] for _ in range(plan.settings.tasks)]
 
-    run = Run(plan, BENCHMARKS[benchmark], SEED, folder)
+    run = run_of(plan, BENCHMARKS[benchmark], SEED, folder)
     for progress in run.learn():
         if not progress.finished:
             losses[progress.task].append((float(progress.loss.data), float(progress.loss.penalty)))

@@ -5,7 +5,7 @@ from fromp.gp import Prediction
 from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
 from fromp.prior import FullKernel, IdentityKernel
-from fromp.regulariser import FROMP
+from fromp.regulariser import FROMP, Regulariser
 from fromp.taskfree.detectors import Calibrated, Welch
 from fromp.taskfree.learner import TaskFree
 
@@ -29,6 +29,7 @@ __all__ = [
     "Memory",
     "Poisson",
     "Prediction",
+    "Regulariser",
     "TaskFree",
     "Welch",
     "least_memorable",

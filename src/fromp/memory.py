@@ -1,18 +1,18 @@
 """The memorable past, Sec. 3.2: which examples of a task are kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fromp.derivatives.budget import MEMORY_BUDGET, chunks
-from fromp.derivatives.model import Head, detached, evaluating, outputs, trainable
-from fromp.foundation import inputs
+from fromp.derivatives.model import Head, as_head, detached, evaluating, outputs, trainable
 from fromp.foundation.errors import DataError
 from fromp.foundation.examples import Examples
 from fromp.foundation.inputs import Inputs, move, transform
+from fromp.foundation.state import State
 from fromp.likelihoods import Likelihood
 
 # (likelihood, f, y, generator) -> one number for each example, the highest remembered first: (b,)
@@ -29,9 +29,24 @@ class Memory:
     labels: Tensor
     scores: Tensor
     head: Head
+    indices: Tensor  # their places in the task's data, on the CPU
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def state_dict(self) -> State:
+        """Everything it holds."""
+        return {
+            "inputs": self.inputs, "labels": self.labels, "scores": self.scores, "head": self.head,
+            "indices": self.indices,
+        }  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device) -> "Memory":
+        """The memory that `state_dict` describes, on a device."""
+        x = move(state["inputs"], device)
+        labels, scores = state["labels"].to(device), state["scores"].to(device)
+        return cls(x, labels, scores, as_head(state["head"]), state["indices"].cpu())
 
 
 def memorability(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -113,31 +128,12 @@ def remember(
     indices = select(scores, classes, size)
     x, y = examples.take(indices.cpu())
     x = move(transform(lambda part: part.detach().clone(), x), scores.device)
-    return Memory(x, y.detach().clone().to(scores.device), scores[indices].detach().clone(), head)
-
-
-def pack(memories: Sequence[Memory]) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Memories as tensors and as JSON values; `unpack` makes them again."""
-    tensors: dict[str, Tensor] = {}
-    for s, memory in enumerate(memories):
-        tensors |= {f"memory.{s}.input.{k}": part for k, part in enumerate(inputs.tensors(memory.inputs))}
-        tensors |= {f"memory.{s}.labels": memory.labels, f"memory.{s}.scores": memory.scores}
-    return tensors, [{"head": memory.head, "inputs": inputs.structure(memory.inputs)} for memory in memories]
-
-
-def unpack(tensors: dict[str, Tensor], entries: list[dict[str, Any]]) -> list[Memory]:
-    """The memories that `pack` took apart."""
-    memories = []
-    for s, entry in enumerate(entries):
-        count = sum(1 for name in tensors if name.startswith(f"memory.{s}.input."))
-        x = inputs.assemble(entry["inputs"], iter([tensors[f"memory.{s}.input.{k}"] for k in range(count)]))
-        head = None if entry["head"] is None else tuple(entry["head"])
-        memories.append(Memory(x, tensors[f"memory.{s}.labels"], tensors[f"memory.{s}.scores"], head))
-    return memories
+    return Memory(x, y.detach().clone().to(scores.device), scores[indices].detach().clone(), head, indices.cpu())
 
 
 def _highest(scores: Tensor) -> Tensor:
-    """The places from the highest score down; equal ones, as all are in regression, in an order that is no order."""
+    """The places from the highest score down. Ties, which all scores are in regression, are broken by a fixed random
+    permutation."""
     mixed = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0)).to(scores.device)
     return mixed[scores[mixed].argsort(descending=True, stable=True)]
 

@@ -1,8 +1,9 @@
 """The functional prior q~ and the distance from it, Eq. (7) with the approximations that lead to Eq. (8)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, final
 
 import torch
@@ -13,6 +14,7 @@ from fromp.derivatives.model import Weights, evaluating, outputs
 from fromp.foundation import inputs
 from fromp.foundation.errors import DataError
 from fromp.foundation.inputs import Inputs
+from fromp.foundation.state import State
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
 
@@ -22,16 +24,8 @@ class Kernel(ABC):
 
     @classmethod
     @abstractmethod
-    def at(
-        cls,
-        model: nn.Module,
-        memory: Memory,
-        likelihood: Likelihood,
-        variance: Weights,
-        jitter: float,
-        budget: int,
-    ) -> Self:
-        """The kernel of one task's memory, at the model's present weights."""
+    def of(cls, k: Callable[[], Tensor], jitter: float) -> Self:
+        """The kernel of one task's memory; `k` computes Eq. (10) there, (c, i, j), for those that need it."""
 
     @classmethod
     @abstractmethod
@@ -51,13 +45,13 @@ class Kernel(ABC):
         """The same kernel in another precision."""
 
     @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """What `from_tensors` needs to make an equal kernel."""
+    def state_dict(self) -> State:
+        """What `from_state` needs to make an equal kernel."""
 
     @classmethod
     @abstractmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
-        """The kernel that `tensors` describes."""
+    def from_state(cls, state: State, device: torch.device) -> Self:
+        """The kernel that `state_dict` describes, on a device."""
 
 
 @final
@@ -68,17 +62,8 @@ class FullKernel(Kernel):
         self.inverse = inverse
 
     @classmethod
-    def at(
-        cls,
-        model: nn.Module,
-        memory: Memory,
-        likelihood: Likelihood,
-        variance: Weights,
-        jitter: float,
-        budget: int,
-    ) -> "FullKernel":
-        k = gp.kernel(model, memory.inputs, likelihood, variance, memory.head, budget)
-        return cls(gp.inverse(k, jitter)[None])
+    def of(cls, k: Callable[[], Tensor], jitter: float) -> "FullKernel":
+        return cls(gp.inverse(k(), jitter)[None])
 
     @classmethod
     def stack(cls, kernels: Sequence["FullKernel"]) -> "FullKernel":
@@ -94,12 +79,12 @@ class FullKernel(Kernel):
     def to(self, dtype: torch.dtype) -> "FullKernel":
         return FullKernel(self.inverse.to(dtype))
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_dict(self) -> State:
         return {"inverse": self.inverse}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "FullKernel":
-        return cls(tensors["inverse"])
+    def from_state(cls, state: State, device: torch.device) -> "FullKernel":
+        return cls(state["inverse"].to(device))
 
 
 @final
@@ -107,15 +92,7 @@ class IdentityKernel(Kernel):
     """K = I: the L2 variants, Eq. (1) on the memory's means."""
 
     @classmethod
-    def at(
-        cls,
-        model: nn.Module,
-        memory: Memory,
-        likelihood: Likelihood,
-        variance: Weights,
-        jitter: float,
-        budget: int,
-    ) -> "IdentityKernel":
+    def of(cls, k: Callable[[], Tensor], jitter: float) -> "IdentityKernel":
         return cls()
 
     @classmethod
@@ -131,11 +108,11 @@ class IdentityKernel(Kernel):
     def to(self, dtype: torch.dtype) -> "IdentityKernel":
         return self
 
-    def tensors(self) -> dict[str, Tensor]:
+    def state_dict(self) -> State:
         return {}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> "IdentityKernel":
+    def from_state(cls, state: State, device: torch.device) -> "IdentityKernel":
         return cls()
 
 
@@ -146,6 +123,16 @@ class Anchor:
     memory: Memory
     mean: Tensor  # (c, i)
     kernel: Kernel
+
+    def state_dict(self) -> State:
+        """Everything it holds."""
+        return {"memory": self.memory.state_dict(), "mean": self.mean, "kernel": self.kernel.state_dict()}
+
+    @classmethod
+    def from_state(cls, state: State, kernel: type[Kernel], device: torch.device) -> "Anchor":
+        """The anchor that `state_dict` describes, on a device."""
+        memory = Memory.from_state(state["memory"], device)
+        return cls(memory, state["mean"].to(device), kernel.from_state(state["kernel"], device))
 
 
 @final
@@ -177,8 +164,9 @@ class FunctionalPrior:
             with evaluating(model), torch.enable_grad():  # the path that the penalty will take, fast paths and all
                 parts = inputs.split(memory.inputs, chunk_size)
                 mean = torch.cat([gp.mean(model, part, likelihood, memory.head).detach() for part in parts])
-            k = kernel.at(model, memory, likelihood, variance, jitter, memory_budget)
-            anchors.append(Anchor(memory, mean.T.contiguous(), k.to(mean.dtype)))
+            covariance = partial(gp.kernel, model, memory.inputs, likelihood, variance, memory.head, memory_budget)
+            k = kernel.of(covariance, jitter).to(mean.dtype)
+            anchors.append(Anchor(memory, mean.T.contiguous(), k))
         with evaluating(model), torch.no_grad():
             num_outputs = outputs(model, inputs.take(memories[0].inputs, slice(0, 2))).shape[1]
         return cls(anchors, likelihood, num_outputs, chunk_size)

@@ -1,22 +1,23 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
+import math
 import numbers
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fromp import gp
 from fromp.derivatives.budget import MEMORY_BUDGET, check_inputs, points_per_pass
-from fromp.derivatives.model import as_head, detached, device_of, evaluating, outputs, trainable
+from fromp.derivatives.model import Weights, as_head, detached, device_of, evaluating, outputs, trainable
 from fromp.foundation import inputs, storage
 from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import Method, under
+from fromp.foundation.state import State
 from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from fromp.memory import (
     Memory,
@@ -25,12 +26,10 @@ from fromp.memory import (
     assess,
     least_memorable,
     memorability,
-    pack,
     per_class,
     random_score,
     remember,
     top,
-    unpack,
 )
 from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Kernel
 
@@ -42,8 +41,55 @@ SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorabl
 SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}
 
 
+class Loss(NamedTuple):
+    """The two things that a step descends the sum of, both scalars."""
+
+    data: Tensor
+    penalty: Tensor
+
+    def descend(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> float:
+        """One step down the sum; the norm of its gradient if that is clipped, else infinity."""
+        optimizer.zero_grad()
+        (self.data + self.penalty).backward()
+        norm = math.inf
+        if clip is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            norm = float(nn.utils.clip_grad_norm_(parameters, clip))
+        optimizer.step()
+        return norm
+
+    def detach(self) -> "Loss":
+        """Its values alone."""
+        return Loss(self.data.detach(), self.penalty.detach())
+
+
+@runtime_checkable
+class Regulariser(Protocol):
+    """What holds on to past tasks by a penalty: all that `TaskFree` and other training loops need of a method."""
+
+    model: nn.Module
+    likelihood: Likelihood
+
+    def penalty(self) -> Tensor:
+        """What is added to the mean nll: a scalar, zero before the first task has ended."""
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        """Keep what will be needed of this task, before its data goes."""
+
+    def state_dict(self) -> State:
+        """Everything kept of the past, as nested dicts and lists of tensors and JSON values."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Return to a state that `state_dict` gave, on the model's device."""
+
+
+def no_penalty(model: nn.Module) -> Tensor:
+    """Zero, on the model's device, that can be descended: the penalty before any task has ended."""
+    return torch.zeros((), device=device_of(model), requires_grad=True)
+
+
 @final
-class FROMP(Method):
+class FROMP:
     """Holds a network's outputs in place at the most memorable examples of its past tasks.
 
         reg = FROMP(model, Categorical(), tau=0.5, memory_size=200)
@@ -78,7 +124,6 @@ class FROMP(Method):
         seed: int = 0,
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
-        super().__init__(model, likelihood)
         trainable(model)
         if not isinstance(likelihood, Likelihood):
             raise FrompError(f"likelihood={likelihood} is not a likelihood; give one, such as Categorical().")
@@ -90,23 +135,18 @@ class FROMP(Method):
         for name, count in {"memory_size": memory_size, "tasks_per_step": tasks_per_step}.items():
             if count is not None and (not isinstance(count, numbers.Integral) or count < 1):
                 raise FrompError(f"{name}={count} must be a whole number of at least 1.")
-        self.tau, self.memory_size, self.prior_precision, self.jitter = (
-            tau,
-            memory_size,
-            prior_precision,
-            jitter,
-        )
+        self.model, self.likelihood = model, likelihood
+        self.tau, self.memory_size, self.prior_precision, self.jitter = tau, memory_size, prior_precision, jitter
         self.kernel, self.score, self.select, self.tasks_per_step = kernel, score, select, tasks_per_step
         self.memory_budget = memory_budget
         self.precision: dict[str, Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
-        self._prior: FunctionalPrior | None = None
-        self._turns = NO_TASKS  # past tasks in the order in which they are drawn next
+        self._set_prior(None)
 
     def penalty(self) -> Tensor:
         """tau / 2 sum_s (m_s - m0_s)' K_s^-1 (m_s - m0_s), Eq. (8) divided by N: a scalar; zero before any task."""
         if self._prior is None:
-            return super().penalty()
+            return no_penalty(self.model)
         past = len(self._prior.anchors)
         if self.tasks_per_step is None or self.tasks_per_step >= past:
             return 0.5 * self.tau * self._prior.squared_distance(self.model)
@@ -131,7 +171,7 @@ class FROMP(Method):
             memories = [*(anchor.memory for anchor in self._anchors()), memory]
             self._check_model(_described(self.precision))
             names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
-            task = self.curvature(self.model, names, examples, self.likelihood, head, self.memory_budget)
+            task = gp.ggn_diagonal(self.model, names, examples, self.likelihood, head, self.memory_budget)
             precision = {name: self._precision_of(name, task[name]) + task[name] for name in names}  # Eq. (9)
             prior = self._prior_at(memories, precision)
         except BaseException:
@@ -148,9 +188,13 @@ class FROMP(Method):
         """
         check_inputs(x)
         names = tuple(self.precision) or trainable(self.model)
-        variance = {name: 1 / self._precision_of(name, w) for name, w in detached(self.model, names).items()}
         x = inputs.move(x, device_of(self.model))
-        return gp.predict(self.model, x, self.likelihood, variance, as_head(head), self.memory_budget)
+        return gp.predict(self.model, x, self.likelihood, self.variance(names), as_head(head), self.memory_budget)
+
+    def variance(self, names: Sequence[str]) -> Weights:
+        """The diagonal of Sigma for these weights: from the past tasks, or the prior for a weight new to them."""
+        weights = detached(self.model, tuple(names))
+        return {name: 1 / self._precision_of(name, weight) for name, weight in weights.items()}
 
     def forget(self, task: int) -> None:
         """Drop the memory of a past task, counted from 0, as when its examples must be deleted.
@@ -181,8 +225,7 @@ class FROMP(Method):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything but the model's weights into a folder, atomically."""
-        tensors, state = self.state()
-        storage.write(path, "fromp", tensors, state)
+        storage.write(path, "fromp", self.state_dict())
 
     @classmethod
     def load(
@@ -195,7 +238,7 @@ class FROMP(Method):
         select: Select | None = None,
     ) -> "FROMP":
         """What `save` wrote, for the same model. What you wrote yourself, such as a likelihood, is given again."""
-        tensors, state = storage.read(path, "fromp")
+        state = storage.read(path, "fromp")
         settings = state["settings"]
         if likelihood is None:
             likelihood = _named(LIKELIHOODS, state["likelihood"]["name"], "likelihood")(
@@ -210,19 +253,11 @@ class FROMP(Method):
             score=score or _named(SCORES, settings["score"], "score"),
             select=select or _named(SELECTIONS, settings["select"], "select"),
         )
-        reg.restore(tensors, state)
+        reg.load_state_dict(state)
         return reg
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Memory, precision, prior and draws, as tensors and JSON values."""
-        tensors = {f"precision.{name}": value for name, value in self.precision.items()}
-        tensors["generator"], tensors["turns"] = self._generator.get_state(), self._turns
-        anchors = self._anchors()
-        packed, memories = pack([anchor.memory for anchor in anchors])
-        tensors |= packed
-        for s, anchor in enumerate(anchors):
-            tensors[f"prior.{s}.mean"] = anchor.mean
-            tensors |= {f"prior.{s}.kernel.{name}": t for name, t in anchor.kernel.tensors().items()}
+    def state_dict(self) -> State:
+        """Memory, precision, prior and draws; the model's weights are not part of it."""
         names = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget")
         settings = {name: getattr(self, name) for name in names}
         settings |= {
@@ -231,28 +266,28 @@ class FROMP(Method):
             "select": _name_of(SELECTIONS, self.select),
         }
         likelihood = _name_of(LIKELIHOODS, type(self.likelihood))
-        return tensors, {
+        return {
             "settings": settings,
             "likelihood": {"name": likelihood, "settings": self.likelihood.settings()},
             "weights": _described(self.precision),
             "outputs": self._prior.num_outputs if self._prior else None,
-            "memories": memories,
+            "precision": dict(self.precision),
+            "tasks": [anchor.state_dict() for anchor in self._anchors()],
+            "generator": self._generator.get_state(),
+            "turns": self._turns,
         }
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Return to a state that `state` gave, if the model is still the one it was taken from."""
+    def load_state_dict(self, state: State) -> None:
+        """Return to a state that `state_dict` gave, if the model is still the one it was taken from."""
         self._check_model(state["weights"])
-        tensors = self.here(tensors)
-        anchors = []
-        for s, memory in enumerate(unpack(tensors, state["memories"])):
-            kernel = under(tensors, f"prior.{s}.kernel.")
-            anchors.append(Anchor(memory, tensors[f"prior.{s}.mean"], self.kernel.from_tensors(kernel)))
+        device = device_of(self.model)
+        anchors = [Anchor.from_state(task, self.kernel, device) for task in state["tasks"]]
         if anchors:
             self._check_outputs(anchors[0].memory, state["outputs"])
         self._set_prior(self._prior_of(anchors, state["outputs"]))
-        self.precision = under(tensors, "precision.")
-        self._generator.set_state(tensors["generator"])
-        self._turns = tensors["turns"].cpu()
+        self.precision = {name: value.to(device) for name, value in state["precision"].items()}
+        self._generator.set_state(state["generator"].cpu())
+        self._turns = state["turns"].cpu()
 
     def _draw(self, past: int, count: int) -> Tensor:
         """The tasks whose turn it is: in a random order each comes once, then in another, never twice at a time.
@@ -273,7 +308,8 @@ class FROMP(Method):
 
     def _set_prior(self, prior: FunctionalPrior | None) -> None:
         """Be held by this prior alone: `memories` are those in it, which share nothing with any before."""
-        self._prior, self._turns = prior, NO_TASKS
+        self._prior = prior
+        self._turns = NO_TASKS  # past tasks in the order in which they are drawn next
         self.memories = [anchor.memory for anchor in self._anchors()]
 
     def _prior_of(self, anchors: list[Anchor], num_outputs: int) -> FunctionalPrior | None:

@@ -251,5 +251,5 @@ def test_a_folder_of_another_kind(saved):
     with pytest.raises(CheckpointError, match="holds 'run', not 'fromp'"):
         FROMP.load(path, model)
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(CheckpointError, match="has format 99; this version of fromp reads 1"):
+    with pytest.raises(CheckpointError, match="has format 99, this version of fromp reads 2"):
         FROMP.load(path, model)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fromp import FROMP, Bernoulli, Categorical, FullKernel, IdentityKernel
+from fromp.foundation.state import flatten
 
 
 def network():
@@ -222,5 +223,5 @@ def test_memory_is_computed_with_autocast_off(kernel):
         assert torch.equal(reg.penalty(), expected)
     assert len(seen) > 5
     assert not any(seen)
-    for mine, its in zip(reg.state()[0].values(), plain.state()[0].values(), strict=True):
+    for mine, its in zip(flatten(reg.state_dict())[0].values(), flatten(plain.state_dict())[0].values(), strict=True):
         assert torch.equal(mine, its)

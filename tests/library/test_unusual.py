@@ -344,7 +344,7 @@ def test_the_prior_is_kept_once():
     storages = {
         kept.untyped_storage().data_ptr(): kept.untyped_storage().nbytes()
         for part in [*reg._prior.anchors, *reg._prior.blocks]
-        for kept in part.kernel.tensors().values()
+        for kept in part.kernel.state_dict().values()
     }
     assert sum(storages.values()) == 3 * 4 * 40 * 40 * 4
 
@@ -359,7 +359,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Tanh(), nn.Conv1d(4, 4, 3), nn.Flatten(), nn.Linear(16, 4)).double()
 reg = FROMP(model, Categorical(), memory_size=20, jitter=1e-6)
 reg.end_task((torch.randn(40, 2, 8).double(), torch.arange(40) % 4))
-print(hashlib.sha256(reg.state()[0]["prior.0.kernel.inverse"].numpy().tobytes()).hexdigest())
+print(hashlib.sha256(reg.state_dict()["tasks"][0]["kernel"]["inverse"].numpy().tobytes()).hexdigest())
 """
     seen = set()
     for number in "0123":

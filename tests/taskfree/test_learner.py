@@ -12,11 +12,12 @@ from fromp.derivatives.model import trainable
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
+from fromp.foundation.state import flatten
 from fromp.gp import ggn_diagonal
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
 from fromp.lab.cli import main
-from fromp.lab.engine.run import Run
-from fromp.lab.methods.bounds import Finetune, Joint
+from fromp.lab.engine.run import run_of
+from fromp.lab.methods.bounds import Joint
 from fromp.lab.methods.quadratic import EWC
 from fromp.lab.results.plan import Plan
 from fromp.taskfree.detectors import Detector, Verdict
@@ -36,10 +37,10 @@ class Never(Detector):
     def examine(self, evidence, armed=True):
         return Verdict.SAME
 
-    def state(self):
+    def state_dict(self):
         return {}
 
-    def restore(self, state):
+    def load_state_dict(self, state):
         pass
 
 
@@ -55,11 +56,15 @@ def stream(tasks=3):
             yield x, y
 
 
+on_divergence = Calibrated.on_divergence
+
+
 def learner(detector=None, **options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     reg = FROMP(model, Categorical(), tau=1.0, memory_size=10, prior_precision=1e-3, jitter=1e-3)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    detector = detector(reg) if detector is on_divergence else detector
     return TaskFree(reg, optimizer, detector, **{"reservoir": 300, "min_task_examples": 100, **options})
 
 
@@ -84,9 +89,12 @@ def test_it_finds_the_tasks_and_equals_one_that_is_told_of_them():
     told.end_task()
     assert [found.begins for found in alone.boundaries] == [PER_TASK, 2 * PER_TASK, 3 * PER_TASK]
     assert torch.equal(weights(alone), weights(told))
-    for a, b in zip(alone.method.memories, told.method.memories, strict=True):
+    for a, b in zip(alone.regulariser.memories, told.regulariser.memories, strict=True):
         assert torch.equal(a.inputs, b.inputs)
-    assert all(torch.equal(alone.method.precision[name], told.method.precision[name]) for name in told.method.precision)
+    assert all(
+        torch.equal(alone.regulariser.precision[name], told.regulariser.precision[name])
+        for name in told.regulariser.precision
+    )
 
 
 def test_nothing_is_learned_from_a_minibatch_in_doubt():
@@ -106,13 +114,13 @@ def test_nothing_is_learned_from_a_minibatch_in_doubt():
 
 def test_the_old_task_is_remembered_at_the_weights_before_the_new_one():
     one, at_end = learner(), {}
-    end_task = one.method.end_task
+    end_task = one.regulariser.end_task
 
     def spy(sample, head=None):
         at_end["weights"], at_end["sample"] = weights(one), sample.x.clone()
         end_task(sample, head)
 
-    one.method.end_task = spy
+    one.regulariser.end_task = spy
     for place, (x, y) in enumerate(stream(2)):
         one.observe(x, y)
         if place == PER_TASK - 1:
@@ -128,7 +136,7 @@ def test_a_loop_of_ones_own_gets_the_same_minibatches():
         one.observe(x, y)
         for a, b in own.admit(x, y):
             own.optimizer.zero_grad()
-            (nn.functional.cross_entropy(own.model(a), b) + own.method.penalty()).backward()
+            (nn.functional.cross_entropy(own.model(a), b) + own.regulariser.penalty()).backward()
             own.optimizer.step()
     assert own.boundaries == one.boundaries
     assert torch.allclose(weights(one), weights(own), atol=1e-6)
@@ -195,14 +203,14 @@ def test_a_minibatch_in_doubt_leaves_batch_statistics_alone():
 @pytest.mark.parametrize(
     ("detector", "stop", "tasks"),
     [
-        (Calibrated, 50, 3),
-        (Calibrated, PER_TASK + 2, 3),  # in doubt
-        (Calibrated, PER_TASK + 40, 3),  # with a past
-        (Calibrated.on_divergence, PER_TASK + 40, 2),  # for these blobs it is too weak to find more than one
+        (None, 50, 3),
+        (None, PER_TASK + 2, 3),  # in doubt
+        (None, PER_TASK + 40, 3),  # with a past
+        (on_divergence, PER_TASK + 40, 2),  # for these blobs it is too weak to find more than one
     ],
 )
 def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path, detector, stop, tasks):
-    one, other = learner(detector()), learner(detector(), seed=0)
+    one, other = learner(detector), learner(detector, seed=0)
     for place, (x, y) in enumerate(stream(3)):
         if place == stop:
             one.save(tmp_path)
@@ -215,7 +223,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path, detector, stop, tasks
             assert torch.equal(weights(one), weights(other))
     assert one.boundaries == other.boundaries
     assert len(one.boundaries) == tasks - 1
-    for a, b in zip(one.method.memories, other.method.memories, strict=True):
+    for a, b in zip(one.regulariser.memories, other.regulariser.memories, strict=True):
         assert torch.equal(a.inputs, b.inputs)
 
 
@@ -243,13 +251,13 @@ def test_tied_weights_and_inputs_that_are_labels_can_be_saved(tmp_path):
     ("make", "message"),
     [
         (lambda: learner(Welch()), "was saved with detector's kind Calibrated, this learner has Welch"),
-        (lambda: learner(Calibrated.on_divergence()), "detector's values"),
+        (lambda: learner(on_divergence), "detector's values"),
         (lambda: learner(seed=1), "reservoir's seed 0, this learner has 1"),
         (lambda: learner(reservoir=200), "reservoir's size 300, this learner has 200"),
-        (lambda: other_kind(method=EWC), "method's kind FROMP, this learner has EWC"),
+        (lambda: other_kind(method=EWC), "regulariser's kind FROMP, this learner has EWC"),
         (lambda: other_kind(optimizer=torch.optim.SGD), "optimiser's kind Adam, this learner has SGD"),
         (lambda: other_kind(hidden=8), r"the model's 0.weight of shape \[16, 2\], this learner has \[8, 2\]"),
-        (lambda: other_kind(layers=1), r"the model's 2.bias of shape \[2\], this learner has None"),
+        (lambda: other_kind(layers=1), r"the model's 2.weight of shape \[2, 16\], this learner has None"),
     ],
 )
 def test_another_kind_of_learner_is_refused_and_left_alone(tmp_path, make, message):
@@ -266,29 +274,25 @@ def test_another_kind_of_learner_is_refused_and_left_alone(tmp_path, make, messa
 
 def test_the_divergence_gets_the_precision_of_the_past():
     seen = []
-
-    def spy(evidence):
-        seen.append(evidence.precision)
-        return torch.zeros(1)
-
-    one = learner(Calibrated(tests=[(spy, 4)]))
+    one = learner(on_divergence)
+    variance = one.regulariser.variance
+    one.regulariser.variance = lambda names: seen.append(variance(names)) or seen[-1]
     for place, (x, y) in enumerate(stream(2)):
         if place == PER_TASK:
             one.end_task()
+            before = len(seen)
         one.observe(x, y)
-    assert all((precision == 1e-3).all() for precision in seen[PER_TASK - 1].values())
-    assert all(torch.equal(seen[-1][name], precision) for name, precision in one.method.precision.items())
+    assert all(torch.allclose(v, torch.tensor(1e3)) for v in seen[before - 1].values())
+    assert all(torch.equal(seen[-1][name], 1 / precision) for name, precision in one.regulariser.precision.items())
 
 
-def test_the_divergence_needs_a_method_with_a_precision():
-    model = nn.Linear(2, 2)
-    one = TaskFree(Finetune(model, Categorical()), torch.optim.Adam(model.parameters()), Calibrated.on_divergence())
-    with pytest.raises(FrompError, match="Finetune keeps no precision of the weights"):
-        one.observe(torch.randn(16, 2), torch.zeros(16, dtype=torch.long))
+def test_the_divergence_needs_a_regulariser_with_a_precision():
+    with pytest.raises(FrompError, match="EWC keeps no precision of the weights"):
+        Calibrated.on_divergence(EWC(nn.Linear(2, 2), Categorical(), 1.0))
 
 
 def test_another_folder_is_refused(tmp_path):
-    learner().method.save(tmp_path)
+    learner().regulariser.save(tmp_path)
     with pytest.raises(CheckpointError, match="holds 'fromp', not 'task-free'"):
         learner().load(tmp_path)
 
@@ -376,12 +380,16 @@ def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
 
     def learn(path, deaths):
         for last in [*deaths, None]:
-            run, steps = Run(plan, BENCHMARKS["permuted-digits"], 0, path), iter(range(10_000))
+            run, steps = run_of(plan, BENCHMARKS["permuted-digits"], 0, path), iter(range(10_000))
 
             for _ in run.learn(checkpoint_seconds=0.05):
                 if next(steps) == last:
                     break
-        return run.result(), storage.read(path / "checkpoint", "run")[0], storage.read(path / "trace", "trace")
+        return (
+            run.result(),
+            flatten(storage.read(path / "checkpoint", "run"))[0],
+            flatten(storage.read(path / "trace", "trace")),
+        )
 
     whole, tensors, trace = learn(tmp_path / "whole", [])
     again, tensors_again, trace_again = learn(tmp_path / "again", [90, 70, 80])
@@ -418,7 +426,7 @@ def test_the_command_line(tmp_path, chosen, detector, misses):
     [
         (["split-digits", "--task-free"], "choose a benchmark with one head for all tasks"),
         (["permuted-digits", "--task-free", "--set", "schedule=linear-decay"], "use schedule=constant"),
-        (["permuted-digits", "--task-free", "--method", "joint"], "Joint must be told when a task begins"),
+        (["permuted-digits", "--task-free", "--method", "joint"], "joint must be told when a task begins"),
         (["permuted-digits", "--task-free", "--set", "boundaries=welsh"], "did you mean 'welch'?"),
         (["permuted-digits", "--task-free", "--set", "false_alarm=2"], "it must be in (0, 1)"),
         (["permuted-digits", "--task-free", "--set", "reservoir=20"], "at least memory=50"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, Weights, detached, device_of, evaluating, outputs, trainable
+from fromp.derivatives.model import Head, Weights, checked_outputs, detached, device_of, evaluating, trainable
 from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
 from fromp.foundation.errors import DataError
@@ -75,5 +75,5 @@ def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) 
         return t
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
-        outputs(model, x, head, weights)
+        checked_outputs(model, x, head, weights)
     return sum(kept.values()) // inputs.num_examples(x) + 1

@@ -17,15 +17,6 @@ Head: TypeAlias = tuple[int, ...] | None  # output indices; None is every output
 
 def outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
     """f(x) at the model's own weights, or at `weights`, restricted to a head: (b, c)."""
-    before = _versions(x)
-    f = raw_outputs(model, x, head, weights)
-    if _versions(x) != before:
-        raise DataError("the model writes on its inputs; let it work on a copy, as in `x = x - mean`.")
-    return f
-
-
-def raw_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
-    """The same without a look at the inputs, which torch.func's transforms do not allow."""
     kwargs = dict(x) if isinstance(x, Mapping) else {}
     args = (x,) if isinstance(x, Tensor) else () if isinstance(x, Mapping) else tuple(x)
     if weights is None:
@@ -36,6 +27,15 @@ def raw_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights
         shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise DataError(f"the model gave {shape}; fromp needs outputs of shape (batch, outputs).")
     return of_head(f, head)
+
+
+def checked_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
+    """The same, with an error if the model writes on its inputs, which would change what is kept of them."""
+    before = _versions(x)
+    f = outputs(model, x, head, weights)
+    if _versions(x) != before:
+        raise DataError("the model writes on its inputs; let it work on a copy, as in `x = x - mean`.")
+    return f
 
 
 def of_head(f: Tensor, head: Head) -> Tensor:

@@ -8,7 +8,7 @@ from torch.func import grad, vmap
 
 from fromp.derivatives.affine import AffineCall, Recorder
 from fromp.derivatives.gradients import Dense, Gradient
-from fromp.derivatives.model import Head, Weights, outputs, raw_outputs
+from fromp.derivatives.model import Head, Weights, outputs
 from fromp.foundation import inputs
 from fromp.foundation.errors import DataError, DerivativeError
 from fromp.foundation.inputs import Inputs
@@ -86,7 +86,7 @@ class Tape:
 
         def product(others: dict[str, Tensor], x: Inputs, s: Tensor) -> Tensor:
             one = inputs.transform(lambda part: part[None], x)
-            return (raw_outputs(self.model, one, self.head, {**fixed, **others})[0] * s).sum()
+            return (outputs(self.model, one, self.head, {**fixed, **others})[0] * s).sum()
 
         try:
             gradients = vmap(grad(product), in_dims=(None, 0, 0))(others, self.x, s)

@@ -79,24 +79,6 @@ def split(x: Inputs, size: int) -> Iterator[Inputs]:
         yield take(x, slice(start, start + size))
 
 
-def structure(x: Inputs) -> Any:
-    """The inputs with every tensor replaced by null, so that it can be written as JSON; see `assemble`."""
-    if isinstance(x, Tensor):
-        return None
-    if isinstance(x, Mapping):
-        return {key: structure(x[key]) for key in sorted(x)}
-    return [structure(part) for part in x]
-
-
-def assemble(structure: Any, parts: Iterator[Tensor]) -> Inputs:
-    """The inputs of that structure, made of the tensors in the order of `tensors`."""
-    if structure is None:
-        return next(parts)
-    if isinstance(structure, dict):
-        return {key: assemble(structure[key], parts) for key in sorted(structure)}
-    return tuple(assemble(part, parts) for part in structure)
-
-
 def _check_sequence(x: Any) -> None:
     if not isinstance(x, Sequence) or isinstance(x, str):
         raise DataError(

@@ -1,35 +1,42 @@
 """A folder of tensors and settings that is written whole or not at all, and verified when it is read."""
 
+import ctypes
 import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as serialise_tensors
 from torch import Tensor
 
 from fromp.foundation.errors import CheckpointError
+from fromp.foundation.state import State, flatten, unflatten
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+DTYPES = {  # by their names in safetensors
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 
 
-def write(folder: str | os.PathLike, kind: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+def write(folder: str | os.PathLike, kind: str, state: State) -> None:
     """Tensors as safetensors, the rest as JSON, under names that carry their SHA-256; then the manifest, atomically.
 
     Until the manifest is replaced, the folder still says what it said before.
     """
     folder = Path(folder)
+    tensors, tree = flatten(state)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be made a folder ({error.strerror}); choose another.") from error
+        raise CheckpointError(f"cannot make the folder {folder} ({error.strerror}); give another.") from error
     contents = {
-        "tensors": (".safetensors", serialise_tensors(_apart(tensors))),
-        "state": (".json", json.dumps(state, indent=1).encode()),
+        "tensors": (".safetensors", serialise(tensors)),
+        "state": (".json", json.dumps(tree, indent=1).encode()),
     }
     files = {}
     for role, (suffix, data) in contents.items():
@@ -46,14 +53,17 @@ def write(folder: str | os.PathLike, kind: str, tensors: dict[str, Tensor], stat
                 old.unlink(missing_ok=True)
 
 
-def read(folder: str | os.PathLike, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(folder: str | os.PathLike, kind: str) -> State:
     """What `write` wrote, after checking every byte of it."""
     folder = Path(folder)
     manifest = _manifest(folder)
     if manifest.get("kind") != kind:
         raise CheckpointError(f"{folder} holds '{manifest.get('kind')}', not '{kind}'; name the right folder.")
     if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{folder} has format {manifest.get('format')}; this version of fromp reads {FORMAT}.")
+        raise CheckpointError(
+            f"{folder} has format {manifest.get('format')}, this version of fromp reads {FORMAT}; "
+            "read it with the version that wrote it."
+        )
     data = {}
     for role in ("tensors", "state"):
         files = manifest.get("files")
@@ -74,9 +84,25 @@ def read(folder: str | os.PathLike, kind: str) -> tuple[dict[str, Tensor], dict[
                 "restore the folder from a copy."
             )
     try:
-        return parse_tensors(data["tensors"]), json.loads(data["state"])
-    except (SafetensorError, json.JSONDecodeError) as error:
+        return unflatten(parse_tensors(data["tensors"]), json.loads(data["state"]))
+    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{folder} cannot be parsed: {error}; restore it from a copy.") from error
+
+
+def serialise(tensors: dict[str, Tensor]) -> bytes:
+    """The tensors in the safetensors format, in their order: its own writer needs numpy, this one does not."""
+    header: dict[str, Any] = {}
+    parts, end = [], 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise CheckpointError(f"'{name}' is {tensor.dtype}, which safetensors cannot hold; convert it first.")
+        tensor = tensor.detach().cpu().contiguous()
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
+        parts.append(ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the numbers begin at a multiple of eight
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -96,17 +122,6 @@ def replace(path: Path, data: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with memory of their own: weights may be tied, and a tensor be both an input and a label."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.detach().contiguous().clone() if place in seen else tensor.detach().contiguous()
-        seen.add(place)
-    return apart
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -176,7 +176,6 @@ def _run(options: argparse.Namespace) -> int:
 def _compare(options: argparse.Namespace) -> int:
     from fromp.lab import report
     from fromp.lab.engine.watch import console, results_table
-    from fromp.lab.methods.registry import METHODS
     from fromp.lab.results import store
 
     methods = list(dict.fromkeys(_names(options.methods)))
@@ -185,7 +184,7 @@ def _compare(options: argparse.Namespace) -> int:
     plans = {method: _plan(options, method) for method in methods}
     out = options.out or Path("runs") / f"{options.benchmark}-comparison"
     options.first_task = options.first_task or out / "first-task"
-    for method in sorted(methods, key=lambda method: not METHODS[method].records):
+    for method in methods:
         if code := _learn(plans[method], out / method, options):
             return code
     if "separate" in methods:

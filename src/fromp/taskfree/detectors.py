@@ -1,4 +1,4 @@
-"""Where a new task begins when nobody says so: the appendix "Task boundary detection", and what it leaves undone.
+"""Where a new task begins when it is not announced: the appendix "Task boundary detection", and what it leaves undone.
 
 A detector looks at each minibatch before it is trained on. It compares the network now with the network as the
 present task found it, at the minibatch's inputs.
@@ -11,22 +11,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
-import torch
-from torch import Tensor, nn
-
-from fromp import gp
-from fromp.derivatives.model import Weights, evaluating, outputs
-from fromp.foundation import inputs
-from fromp.foundation.errors import FrompError, install
-from fromp.foundation.examples import Batch
-from fromp.foundation.inputs import Inputs
-from fromp.likelihoods import Likelihood
+from fromp.foundation.errors import FrompError
+from fromp.foundation.state import State
+from fromp.regulariser import FROMP
+from fromp.taskfree.evidence import Evidence, Signal, distance, divergence_of, fit, squared_differences
+from fromp.taskfree.ranks import rank_sum
 
 FALSE_ALARM = 1e-6  # for each minibatch
-REFERENCE_EXAMPLES = 2000  # examples of the present task to compare those in doubt with
 
 
 class Verdict(Enum):
@@ -35,114 +28,6 @@ class Verdict(Enum):
     SAME = "same"  # it belongs to the present task, and so do those held back before it
     UNSURE = "unsure"  # hold it back until the next one has come
     NEW = "new"  # it is of a new task, which began with it or with one of those held back
-
-
-class Evidence:
-    """A minibatch that has not been trained on, the network now and the network as the present task found it."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        past: nn.Module,
-        likelihood: Likelihood,
-        x: Inputs,
-        y: Tensor,
-        examples: int | None = None,  # that networks are run on for the sake of looking
-        f: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
-        precision: Callable[[], Weights] | None = None,  # of the weights, for the signals that want it
-        held: Sequence[Batch] = (),  # the minibatches before this one that are in doubt, and not trained on either
-        sample: Callable[[], Batch] | None = None,  # examples of the present task
-    ) -> None:
-        self.model, self.past, self.likelihood, self._precision = model, past, likelihood, precision
-        self.few, self._f = inputs.take(x, slice(0, examples)), f
-        self.y = y[:examples] if f is None else y
-        self._last, self._held, self._sample = (x, y), held, sample
-
-    @cached_property
-    def now(self) -> Tensor:
-        """f of the network now: (b, c)."""
-        if self._f is not None:
-            return self._f.detach()
-        with evaluating(self.model), torch.no_grad():
-            return outputs(self.model, self.few)
-
-    @cached_property
-    def nll(self) -> Tensor:
-        """Of each label under the network now; it can be descended if f can: (b,)."""
-        return self.likelihood.nll(self.now if self._f is None else self._f, self.y)
-
-    @cached_property
-    def before(self) -> Tensor:
-        """f of the network as the task found it, for the first few: (few, c)."""
-        with evaluating(self.past), torch.no_grad():
-            return outputs(self.past, self.few)
-
-    @cached_property
-    def precision(self) -> Weights:
-        """Of the weights, as the task found it."""
-        if self._precision is None:
-            raise FrompError("a divergence needs the precision of the weights; give it, as TaskFree does.")
-        return self._precision()
-
-    def chance(self, signal: "Signal", minibatches: int) -> float:
-        """P of a signal as low as it is on the last minibatches, if they were of the present task like its sample.
-
-        One network sees both, so that it makes no difference how good it is at the moment. Low is a low rank sum, if
-        most examples are a little worse off, or a low mean, if few are and those much; P is doubled for the choice.
-        0 without a sample.
-        """
-        if self._sample is None:
-            return 0.0
-        doubtful = [*self._held, self._last][-minibatches:]
-        x, y = self._sample()
-        size = max(len(labels) for _, labels in doubtful)
-        places = torch.arange(min(len(y), REFERENCE_EXAMPLES)).split(max(size, 32))
-        known = [(inputs.take(x, part), y[part]) for part in places]
-        at_doubtful, at_known = (torch.cat([signal(self._at(*batch)) for batch in of]) for of in (doubtful, known))
-        return min(1.0, 2 * min(test(at_doubtful, at_known) for test in (chance_of_lower, chance_of_lower_mean)))
-
-    def _at(self, x: Inputs, y: Tensor) -> "Evidence":
-        """The same networks at other examples."""
-        return Evidence(self.model, self.past, self.likelihood, x, y, precision=self._precision)
-
-
-Signal: TypeAlias = Callable[[Evidence], Tensor]  # one number for each example, low on data of a new task: (b,)
-
-
-def squared_differences(evidence: Evidence) -> Tensor:
-    """(m_t,i - m_t-1,i)^2 for each output, step 1 of the appendix: (few, c)."""
-    mean, before = evidence.likelihood.mean, evidence.before
-    return (mean(evidence.now[: len(before)]) - mean(before)).square()
-
-
-def distance(evidence: Evidence) -> Tensor:
-    """sum_c (m_t - m_t-1)^2: low where the task has not moved the network, as on data it has never seen: (few,)."""
-    return squared_differences(evidence).sum(-1)
-
-
-def fit(evidence: Evidence) -> Tensor:
-    """p / (1 + p) of the label, p = exp(-nll): low where the network is wrong, and bounded: (b,)."""
-    return torch.sigmoid(-evidence.nll.detach())
-
-
-def jeffreys(one: gp.Prediction, other: gp.Prediction) -> Tensor:
-    """KL(p, q) + KL(q, p) of the Gaussians N(m, v) of each output: (b, c)."""
-    apart = (one.mean - other.mean).square()
-    return 0.5 * ((one.variance + apart) / other.variance + (other.variance + apart) / one.variance) - 1
-
-
-def divergence(evidence: Evidence) -> Tensor:
-    """What the appendix proposes: sum_c log(1 + Jeffreys) of the full GP predictives of the two networks: (few,).
-
-    Both have the precision that the past tasks left, or the prior's before any has ended. Eq. (9) adds the present
-    task's share when that is over; an estimate of it before would lag behind the weights, and a divergence that falls
-    as it ages looks like a new task. The variances take a backward pass for each output and network.
-    """
-    variance = {name: 1 / precision for name, precision in evidence.precision.items()}
-    now, before = (
-        gp.predict(model, evidence.few, evidence.likelihood, variance) for model in (evidence.model, evidence.past)
-    )
-    return jeffreys(now, before).log1p().sum(-1)
 
 
 class Detector(ABC):
@@ -159,12 +44,12 @@ class Detector(ABC):
         self.begin_task()
 
     def _record_values(self, values: Sequence[float]) -> None:
-        """What a minibatch came to, for those who draw it."""
+        """Store the statistics of the last minibatch for plotting."""
         self.values = values
         if not all(map(math.isfinite, values)):
             said = ", ".join(f"{name} = {value:g}" for name, value in zip(self.names, values, strict=True))
             raise FrompError(
-                f"the minibatch cannot be judged ({said}); look for inputs or outputs that are not finite, "
+                f"the minibatch's statistics are not finite ({said}); look for inputs or outputs that are not finite, "
                 "or lower the learning rate."
             )
 
@@ -174,15 +59,15 @@ class Detector(ABC):
 
     @abstractmethod
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
-        """What to do with a minibatch. Unless `armed` it is of the present task, and only taken note of."""
+        """Classify a minibatch. If `armed` is false, record its statistics and return SAME."""
 
     @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """What was taken note of, as JSON values; `restore` takes it back."""
+    def state_dict(self) -> State:
+        """What was noted of the minibatches so far."""
 
     @abstractmethod
-    def restore(self, state: dict[str, Any]) -> None:
-        """Return to a state that `state` gave."""
+    def load_state_dict(self, state: State) -> None:
+        """Return to a state that `state_dict` gave."""
 
 
 @final
@@ -199,7 +84,6 @@ class Welch(Detector):
         if not 0 < threshold < float("inf"):
             raise FrompError(f"threshold={threshold} is impossible; it must be positive and finite, such as 1.3.")
         self.threshold = threshold
-        _t_test()  # so that it is missed now, or loaded, and not at the first minibatch
         super().__init__(examples)
 
     def begin_task(self) -> None:
@@ -217,10 +101,10 @@ class Welch(Detector):
         self._record_values([float(mean.sum()), t])
         return Verdict.NEW if armed and t > self.threshold else Verdict.SAME
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"last": self._last}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._last = None if state["last"] is None else Moments(*state["last"])
 
 
@@ -233,21 +117,18 @@ class Moments(NamedTuple):
 
 
 def welch(before: Moments, now: Moments) -> float:
-    """Welch's t, averaged over outputs; 0 for an output that never varies."""
-    np, t_test = _t_test()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = t_test(*before, *now, equal_var=False).statistic
-    return float(np.where(np.equal(before.mean, now.mean), 0.0, t).mean())
-
-
-def _t_test() -> tuple[Any, Any]:
-    """NumPy and SciPy's t-test, which only the paper's detector needs."""
-    try:
-        import numpy as np
-        from scipy.stats import ttest_ind_from_stats
-    except ImportError as error:
-        raise FrompError(f"Welch's t comes from scipy, which is not installed; {install('experiments')}.") from error
-    return np, ttest_ind_from_stats
+    """Welch's t = (mean - mean') / sqrt(s^2 / n + s'^2 / n'), averaged over outputs; 0 for one that never varies."""
+    ts = []
+    for mean, deviation, other_mean, other_deviation in zip(*before[:2], *now[:2], strict=True):
+        spread = math.sqrt(deviation**2 / before.examples + other_deviation**2 / now.examples)
+        ts.append(
+            0.0
+            if mean == other_mean
+            else (mean - other_mean) / spread
+            if spread
+            else math.copysign(math.inf, mean - other_mean)
+        )
+    return sum(ts) / len(ts)
 
 
 @final
@@ -274,7 +155,7 @@ class Calibrated(Detector):
     There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
     network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
     wrong, even if the new data is close to the old: then it drops by little, which takes many minibatches.
-    `Calibrated.on_divergence()` has the full GP predictives for its only signal instead.
+    `Calibrated.on_divergence(reg)` has the full GP predictives for its only signal instead.
     """
 
     FEWEST = 10  # values to compare with
@@ -302,8 +183,9 @@ class Calibrated(Detector):
         super().__init__(examples)
 
     @classmethod
-    def on_divergence(cls, false_alarm: float = FALSE_ALARM) -> "Calibrated":
-        """With what the paper proposes and leaves undone for its only signal; for methods that keep a precision."""
+    def on_divergence(cls, regulariser: FROMP, false_alarm: float = FALSE_ALARM) -> "Calibrated":
+        """With what the paper proposes and leaves undone for its only signal; for FROMP, which keeps a precision."""
+        divergence = divergence_of(regulariser)
         return cls(false_alarm, tests=((divergence, 4), (divergence, 24)), examples=16)
 
     def begin_task(self) -> None:
@@ -369,12 +251,12 @@ class Calibrated(Detector):
             for column, value in zip(self._sorted, self._recent.popleft(), strict=True):
                 del column[bisect_left(column, value)]
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         held = [list(values) for values in self._held]
         runs = [vars(run).copy() for run in self._runs] if held else []
         return {"age": self._age, "recent": list(self._recent), "held": held, "runs": runs}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         self._age, self._held = state["age"], [list(values) for values in state["held"]]
         self._recent = deque(state["recent"])
         self._sorted = [sorted(values[place] for values in self._recent) for place in range(len(self._signals))]
@@ -409,53 +291,3 @@ DETECTORS: dict[str, Callable[..., Detector]] = {
     "divergence": Calibrated.on_divergence,
     "welch": Welch,
 }
-
-
-@lru_cache(maxsize=4096)
-def rank_sum(n: int, false_alarm: float, least: int) -> tuple[int, int]:
-    """The lowest r >= `least` and then the highest u such that P(U <= u) is not above `false_alarm`."""
-    run = least
-    while 1 / math.comb(n + run, run) > false_alarm:
-        run += 1
-    return run, int((mann_whitney(n, run) <= false_alarm).sum()) - 1
-
-
-def mann_whitney(n: int, r: int) -> Tensor:
-    """P(U <= u) for u up to n r / 2, if every order of n values and r others is as likely: (u,).
-
-    The orders with U = u are the coefficient of q^u in prod_i (1 - q^(n + i)) / (1 - q^i), i from 1 to r.
-    """
-    size = n * r // 2 + 1
-    chance = torch.zeros(size, dtype=torch.double)
-    chance[0] = 1
-    for i in range(1, r + 1):
-        chance[n + i :] -= chance[: max(0, size - n - i)].clone()
-        padded = torch.nn.functional.pad(chance, (0, -size % i))
-        chance = padded.view(-1, i).cumsum(0).flatten()[:size] * i / (n + i)
-    return chance.cumsum(0)
-
-
-def chance_of_lower(some: Tensor, others: Tensor) -> float:
-    """P of a rank sum as low as that of `some` among both, if every order is as likely: its normal limit, with ties."""
-    _, place, counts = torch.cat([some, others]).double().unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]  # equal values share the mean of their ranks
-    spread = float((ranks.var() * len(others) / (len(some) * len(ranks))).sqrt())
-    excess = float(ranks[: len(some)].mean()) - (len(ranks) + 1) / 2
-    return 0.5 * math.erfc(-excess / spread / math.sqrt(2)) if spread else 1.0
-
-
-def chance_of_lower_mean(some: Tensor, others: Tensor) -> float:
-    """At least P of a mean as low as that of `some`, if every choice out of both is as likely.
-
-    min_theta (E exp(-theta (v - mean)))^n with v drawn from both: Chernoff's bound, which holds for draws without
-    replacement too (Hoeffding 1963). That the mean of some is low is that the others' is high; the fewer are tighter.
-    """
-    every = torch.cat([some, others]).double()
-    few, every = (some, every) if len(some) <= len(others) else (-others, -every)
-    spread = float(every.std())
-    if not spread > 0:
-        return 1.0
-    above = (every - few.double().mean()) / spread
-    theta = 2 ** torch.arange(-8, 12, 0.5, dtype=torch.double, device=every.device)
-    bounds = torch.logsumexp(-theta[:, None] * above, 1) - math.log(len(every))
-    return math.exp(min(0.0, len(few) * float(bounds.min())))

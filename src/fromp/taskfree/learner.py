@@ -1,4 +1,4 @@
-"""Learning from minibatches alone: nobody says where a task begins, and no data is kept but a small sample."""
+"""Learning from minibatches alone: task boundaries are not given, and no data is kept but a small sample."""
 
 import copy
 import os
@@ -8,14 +8,15 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Weights, device_of, evaluating, outputs
+from fromp.derivatives.model import device_of, evaluating, outputs
 from fromp.foundation import inputs, storage
 from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import Batch
 from fromp.foundation.inputs import Inputs
-from fromp.lab.engine.fit import Fit, Training, moments, restore_moments, step
-from fromp.lab.methods.base import HeadBatch, Loss, Method, TrainingSets, under
-from fromp.taskfree.detectors import Calibrated, Detector, Evidence, Verdict
+from fromp.foundation.state import State, moments, restore_moments
+from fromp.regulariser import Loss, Regulariser
+from fromp.taskfree.detectors import Calibrated, Detector, Verdict
+from fromp.taskfree.evidence import Evidence
 from fromp.taskfree.reservoir import Reservoir
 
 
@@ -28,7 +29,7 @@ class Boundary(NamedTuple):
 
 @final
 class TaskFree:
-    """Trains a method on minibatches as they come, finds out by itself where a task ends, and remembers it then.
+    """Trains a model on minibatches as they come, finds out by itself where a task ends, and remembers it then.
 
         learner = TaskFree(FROMP(model, Categorical(), tau=0.5, memory_size=200), optimizer)
         for x, y in stream:
@@ -49,7 +50,7 @@ class TaskFree:
 
     def __init__(
         self,
-        method: Method,
+        regulariser: Regulariser,
         optimizer: torch.optim.Optimizer,
         detector: Detector | None = None,
         *,
@@ -63,16 +64,23 @@ class TaskFree:
                 f"reservoir={reservoir} is smaller than min_task_examples={min_task_examples}; "
                 "enlarge it, or lower `min_task_examples`."
             )
-        if (memory := getattr(method, "memory_size", 0)) > min_task_examples:
+        if (memory := getattr(regulariser, "memory_size", 0)) > min_task_examples:
             raise FrompError(
                 f"memory_size={memory} is larger than min_task_examples={min_task_examples}; "
                 "enlarge `min_task_examples`, and the reservoir with it, or lower memory_size."
             )
-        if type(method).begin_task is not Method.begin_task:
+        if hasattr(regulariser, "begin_task"):
             raise FrompError(
-                f"{type(method).__name__} must be told when a task begins; use a method that need not, such as FROMP."
+                f"{type(regulariser).__name__} must be told when a task begins; use a regulariser that need not, "
+                "such as FROMP."
             )
-        self.method, self.optimizer, self.clip, self.min_task_examples = method, optimizer, clip, min_task_examples
+        if not isinstance(regulariser, Regulariser):
+            raise FrompError(
+                f"{type(regulariser).__name__} is not a regulariser: it lacks penalty, end_task, state_dict or "
+                "load_state_dict; give one that is only a penalty, such as FROMP."
+            )
+        self.regulariser, self.optimizer, self.clip = regulariser, optimizer, clip
+        self.min_task_examples = min_task_examples
         self.detector = Calibrated() if detector is None else detector
         self.reservoir = Reservoir(reservoir, seed)
         self.boundaries: list[Boundary] = []
@@ -80,14 +88,14 @@ class TaskFree:
         self.loss = Loss(torch.zeros(()), torch.zeros(()))  # of the last step
         self._seen, self._age = 0, 0  # minibatches in all, and of the present task
         self._held: list[Batch] = []
-        self._past = copy.deepcopy(method.model).eval().requires_grad_(False)
+        self._past = copy.deepcopy(regulariser.model).eval().requires_grad_(False)
         self._shared: bool | None = None  # whether one pass serves to look and to learn, once it is known
         self._first: Tensor | None = None  # nll of the first minibatch held back: the weights are still those
 
     @property
     def model(self) -> nn.Module:
         """What learns."""
-        return self.method.model
+        return self.regulariser.model
 
     def observe(self, x: Inputs, y: Tensor) -> Verdict:
         """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
@@ -137,71 +145,56 @@ class TaskFree:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything, the model's weights included, into a folder, atomically."""
-        of_method, method = self.method.state()
-        tensors, state = self.state()
-        tensors |= {f"method.{name}": value for name, value in of_method.items()}
-        tensors |= {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        storage.write(path, "task-free", tensors, {**state, "method": method})
+        model, regulariser = self.model.state_dict(), self.regulariser.state_dict()
+        storage.write(path, "task-free", {"model": model, "regulariser": regulariser, "learner": self.state_dict()})
 
     def load(self, path: str | os.PathLike) -> None:
-        """Go on from what `save` wrote, with the same kind of model, method, optimiser and detector."""
-        tensors, state = storage.read(path, "task-free")
-        weights = under(tensors, "model.")
-        shapes, own = ({n: [*w.shape] for n, w in of.items()} for of in (weights, self.model.state_dict()))
-        same = {name: (state.get(name), mine) for name, mine in self._kind().items()}
+        """Go on from what `save` wrote, with the same kind of model, regulariser, optimiser and detector."""
+        state = storage.read(path, "task-free")
+        shapes, own = ({n: [*w.shape] for n, w in of.items()} for of in (state["model"], self.model.state_dict()))
+        same = {name: (state["learner"].get(name), mine) for name, mine in self._kind().items()}
         same |= {f"the model's {name} of shape": (shapes.get(name), own.get(name)) for name in {**own, **shapes}}
         for name, (saved, mine) in same.items():
             if saved != mine:
                 raise CheckpointError(
                     f"{os.fspath(path)} was saved with {name} {saved}, this learner has {mine}; make it the same."
                 )
-        self.method.restore(under(tensors, "method."), state["method"])  # the first, since it may still refuse
-        self.model.load_state_dict(weights)
-        self.restore(tensors, state)
+        self.regulariser.load_state_dict(state["regulariser"])  # the first, since it may still refuse
+        self.model.load_state_dict(state["model"])
+        self.load_state_dict(state["learner"])
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything but the model and the method, as tensors and as JSON values; `restore` takes it back."""
-        of_reservoir, reservoir = self.reservoir.state()
-        tensors = {f"reservoir.{name}": value for name, value in of_reservoir.items()}
-        tensors |= {f"past.{name}": value for name, value in self._past.state_dict().items()}
-        tensors |= {f"optimizer.{name}": value for name, value in moments(self.optimizer).items()}
-        for place, (x, y) in enumerate(self._held):
-            tensors |= {f"held.{place}.input.{k}": part for k, part in enumerate(inputs.tensors(x))}
-            tensors[f"held.{place}.labels"] = y
-        return tensors, {
-            "boundaries": self.boundaries, "seen": self._seen, "age": self._age, "reservoir": reservoir,
-            "held": [inputs.structure(x) for x, _ in self._held], "detector": self.detector.state(), **self._kind(),
+    def state_dict(self) -> State:
+        """Everything but the model and the regulariser."""
+        return {
+            "boundaries": self.boundaries, "seen": self._seen, "age": self._age, "held": self._held,
+            "reservoir": self.reservoir.state_dict(), "past": self._past.state_dict(),
+            "optimizer": moments(self.optimizer), "detector": self.detector.state_dict(), **self._kind(),
         }  # fmt: skip
+
+    def load_state_dict(self, state: State) -> None:
+        """Return to a state that `state_dict` gave."""
+        self.boundaries = [Boundary(*found) for found in state["boundaries"]]
+        self._seen, self._age = state["seen"], state["age"]
+        self.reservoir.load_state_dict(state["reservoir"])
+        self._past.load_state_dict(state["past"])
+        restore_moments(self.optimizer, state["optimizer"])
+        self.detector.load_state_dict(state["detector"])
+        device = device_of(self.model)
+        self._held, self._first = [(inputs.move(x, device), y.to(device)) for x, y in state["held"]], None
 
     def _kind(self) -> dict[str, Any]:
         """What must be the same where a saved state is loaded."""
-        kinds = {"method": self.method, "optimiser": self.optimizer, "detector": self.detector}
+        kinds = {"regulariser": self.regulariser, "optimiser": self.optimizer, "detector": self.detector}
         return {
             **{f"{name}'s kind": type(thing).__name__ for name, thing in kinds.items()},
             "detector's values": list(self.detector.names),
             "reservoir's size": self.reservoir.capacity, "reservoir's seed": self.reservoir.seed,
         }  # fmt: skip
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Return to a state that `state` gave."""
-        self.boundaries = [Boundary(*found) for found in state["boundaries"]]
-        self._seen, self._age = state["seen"], state["age"]
-        self.reservoir.restore(under(tensors, "reservoir."), state["reservoir"])
-        self._past.load_state_dict(under(tensors, "past."))
-        restore_moments(self.optimizer, under(tensors, "optimizer."))
-        self.detector.restore(state["detector"])
-        self._held, self._first, device = [], None, device_of(self.model)
-        for place, structure in enumerate(state["held"]):
-            own = {name: part.to(device) for name, part in under(tensors, f"held.{place}.").items()}
-            parts = iter([own[f"input.{k}"] for k in range(len(own) - 1)])
-            self._held.append((inputs.assemble(structure, parts), own["labels"]))
-
     def _examine(self, x: Inputs, y: Tensor, f: Tensor | None) -> Verdict:
-        likelihood, examples = self.method.likelihood, self.detector.examples
+        likelihood, examples = self.regulariser.likelihood, self.detector.examples
         armed = self._age >= self.UNTESTED_MINIBATCHES and self.reservoir.distinct >= self.min_task_examples
-        evidence = Evidence(
-            self.model, self._past, likelihood, x, y, examples, f, self._precision, self._held, self._sample
-        )
+        evidence = Evidence(self.model, self._past, likelihood, x, y, examples, f, self._held, self._sample)
         if not self._held:
             self._first = evidence.nll if f is not None and f.requires_grad else None
         return self.detector.examine(evidence, armed)
@@ -210,11 +203,9 @@ class TaskFree:
         """Whether the pass that learns can serve to look: it must give what evaluation does, and leave nothing behind.
 
         With dropout it gives something else, and with batch norm it writes on buffers, also for minibatches in doubt.
-        A method may have a loss of its own.
         """
-        model, method = self.model, type(self.method)
-        plain = (method.loss, method.data_loss) == (Method.loss, Method.data_loss)
-        if not plain or next(model.buffers(), None) is not None:
+        model = self.model
+        if next(model.buffers(), None) is not None:
             return False
         with torch.random.fork_rng([]), torch.no_grad():
             state = torch.get_rng_state()
@@ -229,18 +220,6 @@ class TaskFree:
         sample = self.reservoir.sample()
         return sample.x, sample.y
 
-    def _precision(self) -> Weights:
-        """Of the weights, as the past tasks left it."""
-        try:
-            known, prior = self.method.precision, self.method.prior_precision  # type: ignore[attr-defined]
-        except AttributeError as error:
-            raise FrompError(
-                f"{type(self.method).__name__} keeps no precision of the weights, which a divergence is made of; "
-                "use FROMP, or another detector."
-            ) from error
-        weights = {name: w.detach() for name, w in self.model.named_parameters() if w.requires_grad}
-        return {name: known.get(name, torch.full_like(w, prior)) for name, w in weights.items()}
-
     def _accept(self, count: int) -> Iterator[Batch]:
         """The first few of those held back belong to the present task."""
         for _ in range(count):
@@ -250,7 +229,7 @@ class TaskFree:
             yield x, y
 
     def _remember(self, boundary: Boundary) -> None:
-        self.method.end_task(self.reservoir.sample())
+        self.regulariser.end_task(self.reservoir.sample())
         self._past.load_state_dict(self.model.state_dict())
         self.optimizer.state.clear()
         self.detector.begin_task()
@@ -260,30 +239,9 @@ class TaskFree:
 
     def _descend(self, batch: Batch) -> None:
         nll, self._first = self._first, None
-        loss = self.method.loss([(*batch, None)]) if nll is None else Loss(nll.mean(), self.method.penalty())
-        self.loss, _ = step(self.method, self.optimizer, loss, self.clip)
-
-
-@final
-class TaskFreeFit(Fit):
-    """A task's minibatches, shown to a learner that is not told of it."""
-
-    def __init__(self, learner: TaskFree, training: TrainingSets, settings: Training, seed: int) -> None:
-        super().__init__(learner.method, training, settings, seed, learner.optimizer)
-        self._learner = learner
-
-    def learn(self, batch: list[HeadBatch]) -> Loss:
-        x, y, head = batch[0]
-        if head is not None:
-            raise FrompError(
-                f"the head {list(head)} says which task an example belongs to; "
-                "choose a benchmark with one head for all tasks, such as permuted-mnist."
-            )
-        self._learner.observe(x, y)
-        return self._learner.loss
-
-    def state(self) -> dict[str, Tensor]:
-        return {}  # the learner keeps it
-
-    def restore(self, step: int, tensors: dict[str, Tensor]) -> None:
-        self.step = step
+        if nll is None:
+            x, y = batch
+            nll = self.regulariser.likelihood.nll(outputs(self.model, x), y)
+        loss = Loss(nll.mean(), self.regulariser.penalty())
+        loss.descend(self.optimizer, self.clip)
+        self.loss = loss.detach()

@@ -2,7 +2,7 @@
 
 import heapq
 from functools import lru_cache
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import Batch, Examples
 from fromp.foundation.inputs import Inputs
+from fromp.foundation.state import State
 
 
 @final
@@ -84,28 +85,25 @@ class Reservoir:
         kept = slice(0, len(self))
         return Sample(inputs.take(x, kept), y[kept], self.distinct / len(self))
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What is kept, as tensors and as JSON values; `restore` takes it back."""
+    def state_dict(self) -> State:
+        """What is kept."""
         if self._store is None:
-            return {}, {"inputs": None}
+            return {"sample": None}
         sample = self.sample()
-        tensors = {f"input.{k}": part for k, part in enumerate(inputs.tensors(sample.x))}
         numbers = [-number for number, _ in sorted(self._heap, key=lambda entry: entry[1])]
-        tensors |= {"labels": sample.y, "hashes": torch.tensor(numbers, dtype=torch.double)}
-        return tensors, {"inputs": [inputs.structure(sample.x)]}
+        return {"sample": [sample.x, sample.y], "hashes": torch.tensor(numbers, dtype=torch.double)}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Return to a state that `state` gave."""
+    def load_state_dict(self, state: State) -> None:
+        """Return to a state that `state_dict` gave."""
         self.clear()
-        if state["inputs"] is None:
+        if state["sample"] is None:
             return
-        parts = iter([tensors[f"input.{k}"] for k in range(len(tensors) - 2)])
-        numbers = tensors["hashes"].tolist()
+        numbers = state["hashes"].tolist()
         self._heap = [(-number, slot) for slot, number in enumerate(numbers)]
         heapq.heapify(self._heap)
         self._hashes = set(numbers)
         places = list(range(len(numbers)))
-        self._put(places, places, inputs.assemble(state["inputs"][0], parts), tensors["labels"])
+        self._put(places, places, *state["sample"])
 
     def _put(self, slots: list[int], places: list[int], x: Inputs, y: Tensor) -> None:
         if self._store is None:

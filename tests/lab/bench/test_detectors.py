@@ -43,7 +43,7 @@ def test_every_detector_runs(detector):
 
 def test_a_detector_that_announces_everything_is_stopped(monkeypatch):
     monkeypatch.setattr(detectors, "MOST_ALARMS", 2)
-    monkeypatch.setitem(detectors.DETECTORS, "always", lambda: detectors.Welch(1e-9))
+    monkeypatch.setitem(detectors.DETECTORS, "always", lambda regulariser: detectors.Welch(1e-9))
     found = detectors.run("small", "always", dataset="digits", share=0.5)
     assert len(found["found"]) == 2
     assert found["minibatches"] < 150
@@ -87,13 +87,13 @@ def test_wrong_arguments(arguments, message, tmp_path, capsys):
 
 def test_a_river_detector_cannot_be_saved():
     with pytest.raises(FrompError, match="cannot be saved"):
-        detectors.DETECTORS["adwin"]().state()
+        detectors.DETECTORS["adwin"](None).state_dict()
 
 
 def test_river_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "river", None)
     with pytest.raises(FrompError, match=r"river is not installed; in a clone of fromp: pip install '\.\[drift\]'"):
-        detectors.DETECTORS["adwin"]()
+        detectors.DETECTORS["adwin"](None)
 
 
 def test_the_figure_marks_what_was_found():

@@ -22,7 +22,7 @@ from torch import nn
 
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError
-from fromp.gp import ggn_diagonal
+from fromp.foundation.state import flatten
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, settings_for
 from fromp.lab.benchmarks.streams import Split
 from fromp.lab.cli import main
@@ -106,11 +106,11 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     of = Plan("toy", method, few)
     whole = Run(of, BENCHMARKS["toy"], 0, tmp_path / "whole")
     whole.complete(checkpoint_seconds=0)
-    expected = storage.read(tmp_path / "whole" / "checkpoint", "run")[0]
+    expected = flatten(storage.read(tmp_path / "whole" / "checkpoint", "run"))[0]
     real, writes, limit = os.replace, 0, 0
-    restore, within = Fit.restore, []  # whether it was taken up before the last step of a task
+    load, within = Fit.load_state_dict, []  # whether it was taken up before the last step of a task
     monkeypatch.setattr(
-        Fit, "restore", lambda fit, step, tensors: (within.append(step < fit.num_steps), restore(fit, step, tensors))
+        Fit, "load_state_dict", lambda fit, state: (within.append(state["step"] < fit.num_steps), load(fit, state))
     )
 
     def replace(*arguments):
@@ -135,7 +135,7 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     assert any(within)
     for name in ("rows", "steps", "threads", "norms"):
         assert getattr(run, name) == getattr(whole, name)
-    got = storage.read(path / "checkpoint", "run")[0]
+    got = flatten(storage.read(path / "checkpoint", "run"))[0]
     assert got.keys() == expected.keys()
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
@@ -153,8 +153,8 @@ def test_a_signal_saves_and_says_so(tmp_path, number, code):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == code
     assert "run the same command again" in out
-    _, state = storage.read(checkpoint.parent, "run")
-    assert state["step"] > 0
+    state = storage.read(checkpoint.parent, "run")
+    assert state["fit"]["step"] > 0
 
 
 def test_the_same_command_again_says_that_all_is_done(tmp_path, capsys):
@@ -194,7 +194,7 @@ def test_two_processes_in_one_folder_are_refused(tmp_path):
     assert "another process is working in" in done.stderr
 
 
-@pytest.mark.parametrize("giver", ["finetune", "si"])
+@pytest.mark.parametrize("giver", ["finetune", "separate"])
 def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
     alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
     alone.complete()
@@ -208,60 +208,8 @@ def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("giver", "computed"), [("ewc", 1), ("finetune", 2)])  # of the two tasks of the taker
-def test_the_curvature_of_a_first_task_is_computed_once_and_changes_nothing(tmp_path, monkeypatch, giver, computed):
-    alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
-    alone.complete()
-    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").complete()
-    calls = []
-
-    def counting(*of):
-        calls.append(of)
-        return ggn_diagonal(*of)
-
-    monkeypatch.setattr("fromp.lab.engine.first_task.ggn_diagonal", counting)
-    monkeypatch.setattr("fromp.lab.methods.base.ggn_diagonal", counting)
-    shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
-    shared.complete()
-    assert len(calls) == computed
-    assert all(torch.equal(value, alone.method.precision[name]) for name, value in shared.method.precision.items())
-
-
-def test_a_curvature_is_only_taken_at_the_weights_that_it_was_computed_at(tmp_path):
-    benchmark, first = BENCHMARKS["toy"], tmp_path / "first"
-    Run(plan("ewc"), benchmark, 0, tmp_path / "a", first).complete()
-    run = Run(plan("fromp"), benchmark, 0, tmp_path / "b")
-    left = FirstTask(first, "toy", 0, PLAN.settings, "fromp")
-    left.end(run.method, run.stream.task(0))  # the weights are those it began with
-    task = run.stream.task(0)
-    expected = ggn_diagonal(run.model, tuple(run.method.precision), task.train, run.method.likelihood, task.head)
-    for name, value in run.method.precision.items():
-        torch.testing.assert_close(value, expected[name] + PLAN.settings.prior_precision)
-
-
 def clipped(method, clip):
     return Plan("toy", method, dataclasses.replace(PLAN.settings, clip=clip))
-
-
-@pytest.mark.parametrize(
-    ("its", "mine", "shared"),
-    [(1e3, 5e3, True), (1e3, 1e3, True), (1e3, 1e-3, False), (1e-3, 1e3, False), (None, 1e3, False)],
-)
-def test_a_first_task_with_another_clip_is_shared_if_neither_came_into_play(tmp_path, its, mine, shared):
-    Run(clipped("finetune", its), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").complete()
-    steps = []
-    run = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
-    steps += [progress.finished for progress in run.learn()]
-    assert steps[0] == shared
-    assert len(list((tmp_path / "first").glob("*/manifest.json"))) == (
-        1 if shared else 2
-    )  # what is taken is not left again
-    alone = Run(clipped("fromp", mine), BENCHMARKS["toy"], 0, tmp_path / "alone")
-    alone.complete()
-    for a, b in zip(alone.model.parameters(), run.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert run.result()["task_largest_norm"] == alone.result()["task_largest_norm"]  # a taken task brings its own
-    assert min(run.norms) > 0
 
 
 def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
@@ -285,8 +233,8 @@ def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
     for progress in Run(of, benchmark, 0, tmp_path / "stopped").learn(checkpoint_seconds=0):
         if (progress.task, progress.step) == (1, 5):
             break
-    _, state = storage.read(tmp_path / "stopped" / "checkpoint", "run")
-    assert (state["task"], state["step"]) == (1, 5)
+    state = storage.read(tmp_path / "stopped" / "checkpoint", "run")
+    assert (state["task"], state["fit"]["step"]) == (1, 5)
     again = Run(of, benchmark, 0, tmp_path / "stopped")
     again.complete()
     for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
@@ -309,19 +257,6 @@ def test_only_the_settings_that_a_method_uses_tell_plans_apart():
     assert {"reservoir", "false_alarm"} <= Plan(
         "toy", "fromp", dataclasses.replace(PLAN.settings, boundaries="calibrated", schedule="constant")
     ).matters()
-
-
-@pytest.mark.parametrize(("giver", "shared"), [("finetune", False), ("si", True)])
-def test_a_first_task_is_taken_only_with_what_the_method_would_have_written_down(tmp_path, giver, shared):
-    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "giver", tmp_path / "first").complete()
-    steps = []
-    taker = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "taker", tmp_path / "first")
-    steps += [progress.finished for progress in taker.learn()]
-    assert steps[0] == shared
-    alone = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "alone")
-    alone.complete()
-    assert taker.rows == alone.rows
-    assert all(torch.equal(a, alone.method.importance[name]) for name, a in taker.method.importance.items())
 
 
 def test_joint_training_once_is_the_last_row_of_joint_training(tmp_path):
@@ -381,16 +316,16 @@ def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, c
 def test_a_first_task_that_another_run_leaves_meanwhile_is_not_written_over(tmp_path):
     run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path / "run")
     fit = Fit(run.method, [(run.stream.task(0).train, None)], PLAN.settings.optimisation(), 0)
-    first = FirstTask(tmp_path / "first", "toy", 0, PLAN.settings, "frorp")
+    first = FirstTask(tmp_path / "first", "toy", 0, PLAN.settings)
     first.path.parent.mkdir()
     with FileLock(tmp_path / "first" / ".lock"):  # the other is at it
-        leaving = Thread(target=first.leave, args=(run.method, fit, 1.0))
+        leaving = Thread(target=first.save, args=(fit, 1.0))
         leaving.start()
         leaving.join(0.3)
         assert not first.path.exists()
-        storage.write(first.path, "first task", {}, {"seconds": 2.0})
+        storage.write(first.path, "first task", {"seconds": 2.0})
     leaving.join()
-    assert storage.read(first.path, "first task")[1]["seconds"] == 2.0
+    assert storage.read(first.path, "first task")["seconds"] == 2.0
 
 
 def test_scalars_go_on_from_task_to_task_whatever_their_length(tmp_path, monkeypatch):
@@ -546,3 +481,10 @@ def test_where_new_tasks_were_found_in_a_line():
     many = list(range(20))
     found = {"true": many, "found": [[k, k] for k in many], "misses": 0, "false_alarms": 0}
     assert boundaries_line(found).count("11, ...") == 2
+
+
+def test_what_a_method_notes_on_its_way_is_its_own(tmp_path):
+    """SI's path leads through the first task: it neither takes nor leaves one."""
+    Run(plan("finetune"), BENCHMARKS["toy"], 0, tmp_path / "giver", tmp_path / "first").complete()
+    taker = Run(plan("si"), BENCHMARKS["toy"], 0, tmp_path / "taker", tmp_path / "first")
+    assert not next(taker.learn()).finished

@@ -15,12 +15,12 @@ from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
 from fromp.lab.engine.fit import Fit, Training
+from fromp.lab.methods.base import Penalised, mean_nll
 from fromp.lab.methods.bounds import Joint, Separate
-from fromp.lab.methods.functional_l2 import FunctionalL2
 from fromp.lab.methods.quadratic import DLP, EWC
 from fromp.lab.methods.registry import METHODS
-from fromp.lab.methods.rehearsal import DERpp, Replay
-from fromp.lab.methods.si import SI
+from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
+from fromp.lab.methods.si import SI, SIMethod
 from fromp.lab.methods.vcl import vcl
 from fromp.lab.methods.vcl.coreset import RandomCoreset
 from fromp.lab.methods.vcl.usage import of_other_heads
@@ -108,7 +108,8 @@ def test_ewc_and_dlp_are_the_same_with_one_past_task_and_differ_with_two():
 def test_si_integrates_the_decrease_of_the_loss(lr):
     """Its sum over weights is the loss before minus the loss after, up to O(lr), whatever the penalty and the clip."""
     model = network(outputs=2)
-    method = SI(model, Categorical(), strength=5.0, damping=1e-3)
+    si = SI(model, Categorical(), strength=5.0, damping=1e-3)
+    method = SIMethod(si)
     examples = TensorExamples(*data(0))
     decreases = []
     for task in range(2):
@@ -123,20 +124,21 @@ def test_si_integrates_the_decrease_of_the_loss(lr):
             optimizer.step()
             method.after_step()
         decreases.append(before - method.data_loss(batch).item())
-        path = sum(p.sum() for p in method.path.values()).item()
+        path = sum(p.sum() for p in si.path.values()).item()
         assert abs(path - decreases[-1]) < 0.5 * lr * abs(decreases[-1])
         method.end_task(examples)
     assert decreases[0] > 0.03
 
 
 def test_si_weighs_each_weight_by_its_paths_and_never_negatively():
-    method = SI(network(outputs=2), Categorical(), strength=5.0, damping=0.1)
-    importance, weights = dict.fromkeys(method.path, 0.0), dict(method.model.named_parameters())
+    si = SI(network(outputs=2), Categorical(), strength=5.0, damping=0.1)
+    method = SIMethod(si)
+    importance, weights = dict.fromkeys(si.path, 0.0), dict(method.model.named_parameters())
     for task in range(2):
         method.begin_task(TensorExamples(*data(task)), None, [])
         before = copies(weights)
         move(method.model, 0.3)
-        for place, (name, path) in enumerate(method.path.items()):
+        for place, (name, path) in enumerate(si.path.items()):
             path += torch.sin(torch.arange(path.numel()).double() + place + task).reshape(path.shape)
             importance[name] += path.clamp_min(0) / ((weights[name] - before[name]).square() + 0.1)
         method.end_task(data(task))
@@ -148,7 +150,8 @@ def test_si_weighs_each_weight_by_its_paths_and_never_negatively():
 
 
 def test_si_leaves_value_and_gradient_of_the_loss_as_they_are_and_follows_each_weight():
-    method = SI(network(outputs=2), Categorical(), strength=5.0, damping=1e-3)
+    si = SI(network(outputs=2), Categorical(), strength=5.0, damping=1e-3)
+    method = SIMethod(si)
     batch = [(*data(0), None)]
     weights = list(method.model.parameters())
     plain = method.data_loss(batch)
@@ -160,14 +163,15 @@ def test_si_leaves_value_and_gradient_of_the_loss_as_they_are_and_follows_each_w
     before = [w.detach().clone() for w in weights]
     move(method.model, 0.3)
     method.after_step()
-    for path, slope, w, then in zip(method.path.values(), slopes, weights, before, strict=True):
+    for path, slope, w, then in zip(si.path.values(), slopes, weights, before, strict=True):
         torch.testing.assert_close(path, -slope * (w - then).detach(), rtol=1e-12, atol=1e-14)
 
 
 def test_si_follows_a_layer_that_is_frozen_for_a_while():
     model = network(outputs=2)
     model[0].requires_grad_(False)
-    method = SI(model, Categorical(), strength=5.0, damping=1e-3)
+    si = SI(model, Categorical(), strength=5.0, damping=1e-3)
+    method = SIMethod(si)
     of_layer = []
     for task, frozen in enumerate([True, False, True]):
         model[0].requires_grad_(not frozen)
@@ -176,15 +180,38 @@ def test_si_follows_a_layer_that_is_frozen_for_a_while():
         ).steps():
             pass
         method.end_task(data(task))
-        of_layer.append(method.importance.get("0.weight", torch.zeros(1)).sum().item())
+        of_layer.append(si.importance.get("0.weight", torch.zeros(1)).sum().item())
     assert of_layer[0] == 0
     assert of_layer[1] == of_layer[2] > 0
-    assert method.importance.keys() == dict(model.named_parameters()).keys()
+    assert si.importance.keys() == dict(model.named_parameters()).keys()
     before = {name: w.detach().clone() for name, w in model.named_parameters()}
     move(model, 0.3)
     moved = {name: (w - before[name]).square() for name, w in model.named_parameters()}
-    expected = 5.0 * sum((method.importance[name] * square).sum() for name, square in moved.items())
+    expected = 5.0 * sum((si.importance[name] * square).sum() for name, square in moved.items())
     assert math.isclose(method.penalty().item(), expected.item(), rel_tol=1e-12)
+
+
+def test_si_in_a_loop_of_ones_own_is_the_same():
+    """`after_step` finds the gradient of the data loss by itself, if nothing has clipped it."""
+    runs = []
+    for own in (True, False):
+        model = network(outputs=2)
+        si = SI(model, Categorical(), strength=5.0, damping=1e-3)
+        method = SIMethod(si)
+        for task in range(2):
+            x, y = data(task)
+            optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+            for _ in range(20):
+                plain = nn.functional.cross_entropy(model(x), y)
+                loss = plain + si.penalty() if own else sum(method.loss([(x, y, None)]))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                (si if own else method).after_step()
+            si.end_task((x, y))
+        runs.append([*si.importance.values(), *model.parameters()])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["ewc", "dlp"])
@@ -198,7 +225,7 @@ def test_a_task_holds_a_weight_that_was_frozen_in_it(name):
     names = tuple(dict(model.named_parameters()))
     tasks = [ggn_diagonal(model, names, TensorExamples(*data(place)), Categorical()) for place in range(2)]
     for name in names:
-        torch.testing.assert_close(method.fisher[name], sum(task[name] for task in tasks) / len(data(0)[1]))
+        torch.testing.assert_close(method.regulariser.fisher[name], sum(task[name] for task in tasks) / len(data(0)[1]))
 
 
 @pytest.mark.parametrize("sizes", [(5, 3), (7, 1)])
@@ -219,13 +246,14 @@ def test_a_batch_of_several_heads_is_one_batch_to_batch_norm(sizes):
 
 def test_the_trainer_tells_si_of_every_step():
     torch.manual_seed(0)
-    method, (x, y) = SI(network(2), Categorical(), 1.0, 1e-3), data(0)
+    si, (x, y) = SI(network(2), Categorical(), 1.0, 1e-3), data(0)
+    method = SIMethod(si)
     before = Categorical().nll(method.model(x), y).mean().item()
     training = method.begin_task(TensorExamples(x, y), None, [])
     for _ in Fit(method, training, Training(epochs=200, batch_size=len(y), lr=1e-4), seed=0).steps():
         pass
     decrease = before - Categorical().nll(method.model(x), y).mean().item()
-    assert sum(float(path.sum()) for path in method.path.values()) == pytest.approx(decrease, rel=0.02)
+    assert sum(float(path.sum()) for path in si.path.values()) == pytest.approx(decrease, rel=0.02)
     assert decrease > 1e-3
 
 
@@ -306,7 +334,7 @@ def test_replay_expects_the_mean_loss_over_all_memory():
     every = [(m.inputs, m.labels, m.head) for m in method.memories]
     mean = sum(method.penalty().item() for _ in range(40)) / 40
     assert [len(m) for m in method.memories] == [2, 4, 12]
-    assert mean == pytest.approx(2.0 * method.data_loss(every).item(), rel=0.02)
+    assert mean == pytest.approx(2.0 * mean_nll(method.model, method.likelihood, every).item(), rel=0.02)
 
 
 def test_der_holds_the_outputs_where_they_were_stored_and_replays_labels_of_another_draw():
@@ -318,7 +346,7 @@ def test_der_holds_the_outputs_where_they_were_stored_and_replays_labels_of_anot
     first, second = (method.draw(64, method.outputs) for _ in range(2))
     method._generator.set_state(state)
     distances = sum(len(stored) * {HEADS[0]: 4.0, HEADS[1]: 9.0}[head] for (_, _, head), stored in first) / 64
-    labelled = method.data_loss([part for part, _ in second]).item()
+    labelled = mean_nll(method.model, method.likelihood, [part for part, _ in second]).item()
     assert method.penalty().item() == pytest.approx(0.5 * distances + 2.0 * labelled, rel=1e-10)
 
 
@@ -704,7 +732,7 @@ def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
         chosen, scores = coreset.choose(task.train, task.head, place)
         assert torch.equal(chosen, again)
         coreset.keep()
-        fit = Fit(fromp, [(task.train, task.head)], own.optimisation(), 11 + place)
+        fit = Fit(Penalised(fromp), [(task.train, task.head)], own.optimisation(), 11 + place)
         for _ in fit.steps():
             pass
         assert fit.largest_norm > fit.settings.clip

@@ -236,8 +236,8 @@ def test_only_the_features_and_q_are_trained():
 def test_restoring_keeps_the_parameters_that_an_optimiser_holds():
     frcl = method(network())
     frcl.begin_task(TensorExamples(randn(12, 3), torch.arange(12) % 2), None, [])
-    held, (tensors, state) = frcl.parameters(), frcl.state()
-    frcl.restore({name: t + 1 if name == "mean" else t.clone() for name, t in tensors.items()}, state)
+    held, state = frcl.parameters(), frcl.state_dict()
+    frcl.load_state_dict({**state, "mean": state["mean"].detach() + 1, "factor": state["factor"].detach().clone()})
     assert all(a is b for a, b in zip(held, frcl.parameters(), strict=True))
     assert frcl.mean.eq(1).all()
 
@@ -282,11 +282,11 @@ def test_training_before_a_task_begins():
 
 def test_an_error_at_a_tasks_end_changes_nothing():
     frcl = method(network(), memory=50)
-    before = frcl.state()[0]["generator"]
+    before = frcl.state_dict()["generator"]
     with pytest.raises(DataError, match="memory_size=50 is larger than the task's 12 examples"):
         frcl.end_task((randn(12, 3), torch.arange(12) % 2))
     assert (frcl.memories, frcl.past) == ([], [])
-    assert torch.equal(frcl.state()[0]["generator"], before)
+    assert torch.equal(frcl.state_dict()["generator"], before)
 
 
 def test_more_points_than_features_and_too_little_jitter():

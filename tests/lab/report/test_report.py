@@ -19,6 +19,7 @@ from fromp.lab.report import figures, gallery, plane, toy_figure
 from fromp.lab.results import published, store
 from fromp.lab.results.metrics import summarise
 from fromp.lab.results.record import find, forward_transfer
+from fromp.memory import Memory
 
 VOID = {"meta", "link", "img", "input", "br", "hr", "path", "use", "rect"}
 HOSTILE = """<script>alert("1")</script>&'$x_1$"""
@@ -264,11 +265,11 @@ def test_networks_trained_alone_give_the_others_their_forward_transfer(out, tmp_
 
 def write_image_snapshot(out: Path) -> None:
     shutil.rmtree(out / "seeds")
-    memory = {
-        "inputs": torch.rand(4, 64), "labels": torch.tensor([0, 0, 1, 1]), "scores": torch.tensor([0.5, 0.25, 0.5, 0.4])
-    }  # fmt: skip
+    scores = torch.tensor([0.5, 0.25, 0.5, 0.4])
+    memory = Memory(torch.rand(4, 64), torch.tensor([0, 0, 1, 1]), scores, (6, 7), torch.arange(4)).state_dict()
     for seed in (0, 1):
-        storage.write(out / "seeds" / str(seed) / "tasks" / "1", "task", memory, {"head": [6, 7]})
+        state = {"accuracy": [1.0], "weights": {}, "memory": memory}
+        storage.write(out / "seeds" / str(seed) / "tasks" / "1", "task", state)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"runs": []}'])

@@ -42,7 +42,7 @@ class Case:
         """A prior on random memories, with kernels of the right size; a step's cost does not depend on their values."""
         anchors = []
         for _ in range(tasks):
-            memory = Memory(self.images(POINTS), self.labels(POINTS), torch.zeros(POINTS), None)
+            memory = Memory(self.images(POINTS), self.labels(POINTS), torch.zeros(POINTS), None, torch.arange(POINTS))
             root = torch.randn(CLASSES, POINTS, POINTS, generator=self.generator) / POINTS
             with evaluating(self.model), torch.no_grad():
                 mean = gp.mean(self.model, memory.inputs, Categorical()).T.contiguous()

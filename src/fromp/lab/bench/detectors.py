@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
+from torch import nn
 
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError, install
 from fromp.foundation.examples import Batch
+from fromp.foundation.state import State
 from fromp.lab import data
 from fromp.lab.benchmarks.catalogue import PAIRS, PERMUTED_MNIST, require_known
 from fromp.lab.benchmarks.networks import initialise, mlp
@@ -22,6 +24,7 @@ from fromp.lab.data.arrays import Images
 from fromp.lab.engine.fit import accuracy, hash_seed
 from fromp.lab.engine.jobs import exclusive_folder
 from fromp.lab.engine.threads import environment, threads_for
+from fromp.lab.methods.base import Penalised
 from fromp.lab.results import metrics
 from fromp.likelihoods import Categorical
 from fromp.regulariser import FROMP
@@ -92,15 +95,15 @@ class OnLoss(Detector):
         self._drift.update(self.values[0])
         return Verdict.NEW if armed and self._drift.drift_detected else Verdict.SAME
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         raise FrompError("a river detector cannot be saved; use Calibrated or Welch.")
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         raise FrompError("a river detector cannot be restored; use Calibrated or Welch.")
 
 
-def _river(name: str, **options: Any) -> Callable[[], Detector]:
-    def make() -> Detector:
+def _river(name: str, **options: Any) -> Callable[[FROMP], Detector]:
+    def make(regulariser: FROMP) -> Detector:
         try:
             from river import drift
         except ImportError as error:
@@ -110,10 +113,10 @@ def _river(name: str, **options: Any) -> Callable[[], Detector]:
     return make
 
 
-DETECTORS: dict[str, Callable[[], Detector]] = {
-    "calibrated": Calibrated,
+DETECTORS: dict[str, Callable[[FROMP], Detector]] = {
+    "calibrated": lambda regulariser: Calibrated(),
     "divergence": Calibrated.on_divergence,
-    "welch": Welch,
+    "welch": lambda regulariser: Welch(),
     "adwin": _river("ADWIN"),
     "kswin": _river("KSWIN", seed=0),
 }
@@ -141,7 +144,7 @@ def main(
         require_known("stream", trial, TRIALS)
     for detector in detectors:
         require_known("detector", detector, DETECTORS)
-        DETECTORS[detector]()  # what it needs may not be installed
+        DETECTORS[detector](FROMP(nn.Linear(2, 2), Categorical()))  # what it needs may not be installed
     with exclusive_folder(out):
         _try_all(out, trials, detectors, seeds, dataset, share)
     print(table([json.loads((out / f"{trial}.json").read_text()) for trial in trials]))
@@ -204,8 +207,8 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
     pixels = images.train_x[0].numel()
     model = initialise(lambda: mlp(pixels, settings.hidden, 10), seed)
     method = FROMP(model, Categorical(), settings.tau, 100, settings.prior_precision, settings.jitter)
-    optimisation, looks = settings.optimisation(), DETECTORS[detector]()
-    optimizer = optimisation.optimizer(method.parameters())
+    optimisation, looks = settings.optimisation(), DETECTORS[detector](method)
+    optimizer = optimisation.optimizer(list(model.parameters()))
     learner = TaskFree(method, optimizer, looks, reservoir=2000, clip=optimisation.clip)
     examine, keep = Stopwatch(looks.examine), Stopwatch(learner.reservoir.add)
     vars(looks)["examine"], vars(learner.reservoir)["add"] = examine, keep
@@ -237,5 +240,5 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
         "stream": trial, "detector": detector, "seed": seed, "dataset": dataset, "share": share, "minibatches": seen,
         **metrics.detection(starts[1:], learner.boundaries),
         "cost": looking / learning, "first_task_cost": costs[0][0] / costs[0][2], "sample_cost": keeping / learning,
-        "average_accuracy": sum(accuracy(method, test, None, 0) for test in tests) / len(tests),
+        "average_accuracy": sum(accuracy(Penalised(method), test, None, 0) for test in tests) / len(tests),
     }  # fmt: skip

@@ -4,12 +4,14 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fromp.derivatives.model import Head, evaluating
 from fromp.foundation.examples import Examples
+from fromp.foundation.state import State, moments, restore_moments
 from fromp.lab.benchmarks.training import SCHEDULES, Training
-from fromp.lab.methods.base import HeadBatch, Loss, Method, TrainingSets, by_set
+from fromp.lab.methods.base import HeadBatch, Method, TrainingSets, by_set
+from fromp.regulariser import Loss
 
 
 class Fit:
@@ -44,59 +46,26 @@ class Fit:
 
     def learn(self, batch: list[HeadBatch]) -> Loss:
         """One step."""
-        loss, norm = step(self.method, self.optimizer, self.method.loss(batch), self.settings.clip)
+        loss = self.method.loss(batch)
+        norm = loss.descend(self.optimizer, self.settings.clip)
+        self.method.after_step()
         self.largest_norm = max(self.largest_norm, norm)
-        return loss
+        return loss.detach()
 
     @property
     def known_norm(self) -> float | None:
         """`largest_norm`, or None: JSON has no infinity."""
         return self.largest_norm if math.isfinite(self.largest_norm) else None
 
-    def state(self) -> dict[str, Tensor]:
-        """The optimiser's moments, by parameter."""
-        return moments(self.optimizer)
+    def state_dict(self) -> State:
+        """The step, the optimiser's moments and the largest norm so far."""
+        return {"step": self.step, "moments": moments(self.optimizer), "largest_norm": self.known_norm}
 
-    def restore(self, step: int, tensors: dict[str, Tensor]) -> None:
-        """Go on from `step`, with the moments that `state` gave then."""
-        restore_moments(self.optimizer, tensors)
-        self.step = step
-
-
-def step(method: Method, optimizer: torch.optim.Optimizer, loss: Loss, clip: float | None) -> tuple[Loss, float]:
-    """One step down a loss; returns its value, and the norm of its gradient if that is clipped, else infinity."""
-    optimizer.zero_grad()
-    (loss.data + loss.penalty).backward()
-    norm = math.inf
-    if clip is not None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = float(nn.utils.clip_grad_norm_(parameters, clip))
-    optimizer.step()
-    method.after_step()
-    return Loss(loss.data.detach(), loss.penalty.detach()), norm
-
-
-def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimiser keeps of its past steps, by parameter; `restore_moments` gives it back."""
-    return {
-        f"{place}.{name}": value
-        for place, of_parameter in optimizer.state_dict()["state"].items()
-        for name, value in of_parameter.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Return to the moments that `moments` gave; the learning rate and the like stay."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        place, name = key.split(".")
-        like = parameters[int(place)]
-        if value.shape == like.shape:  # laid out in memory as the weights are: fused optimisers go by that
-            value = torch.empty_like(like, dtype=value.dtype).copy_(value)
-        state.setdefault(int(place), {})[name] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    def load_state_dict(self, state: State) -> None:
+        """Go on from where `state_dict` was taken."""
+        restore_moments(self.optimizer, state["moments"])
+        self.step = state["step"]
+        self.largest_norm = math.inf if state["largest_norm"] is None else state["largest_norm"]
 
 
 class Shuffled:

@@ -19,7 +19,7 @@ from rich.console import Console
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.lab.benchmarks.catalogue import benchmark
 from fromp.lab.engine import tensorboard
-from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, Run
+from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, run_of
 from fromp.lab.engine.watch import NowAndThen, Watcher
 from fromp.lab.engine.watch import console as plain_console
 from fromp.lab.results import store
@@ -192,7 +192,7 @@ def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
 def _learn_one(execution: Execution, job: Job, show: Callable[[Progress], None]) -> int:
     plan, seed, out = job.plan, job.seed, job.out
     path = store.seed_folder(out, seed)
-    run = Run(plan, benchmark(plan.benchmark), seed, path, execution.first_task)
+    run = run_of(plan, benchmark(plan.benchmark), seed, path, execution.first_task)
     log = tensorboard.watcher(path / "tensorboard") if execution.tensorboard else None
     again = done(out, seed)  # for its snapshots: until it is done once more, what it came to before stands
 

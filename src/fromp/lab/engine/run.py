@@ -19,18 +19,20 @@ from fromp.derivatives.model import Head
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError
 from fromp.foundation.examples import Examples
+from fromp.foundation.state import State
 from fromp.lab.benchmarks.catalogue import Benchmark, as_json, settings_for
 from fromp.lab.benchmarks.streams import Stream
+from fromp.lab.benchmarks.training import Training
 from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit, accuracy, hash_seed
 from fromp.lab.engine.threads import environment, threads_for
-from fromp.lab.methods.base import Loss, Method, under
+from fromp.lab.methods.base import Method, TrainingSets
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import metrics
 from fromp.lab.results.plan import Plan
 from fromp.likelihoods import Categorical
-from fromp.taskfree.detectors import DETECTORS
-from fromp.taskfree.learner import TaskFree, TaskFreeFit
+from fromp.memory import Memory
+from fromp.regulariser import Loss
 
 CHECKPOINT_SECONDS = 60.0
 
@@ -61,13 +63,10 @@ class Interrupted(Exception):
 
 
 class Run:
-    """One seed of a plan, in a folder of its own."""
+    """One seed of a plan, in a folder of its own; `run_of` makes the kind that the plan wants."""
 
     def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: Path | None = None) -> None:
         self.plan, self.seed, self.path = plan, seed, path
-        self._first_task = (
-            None if first_task is None else FirstTask(first_task, plan.benchmark, seed, plan.settings, plan.method)
-        )
         self.stream, self.model = benchmark.make(plan.settings, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
@@ -75,8 +74,9 @@ class Run:
         self.threads: list[int | None] = []  # of each task; None where they changed, or where another run learned it
         self.norms: list[float | None] = []  # the largest of the gradient in each task, where it is clipped
         self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # of the task at hand
-        self.learner = build_learner(plan, self.method, seed)
-        self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
+        self._first_task = None
+        if first_task is not None and self.method.starts_plain:
+            self._first_task = FirstTask(first_task, plan.benchmark, seed, plan.settings)
 
     def learn(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> Iterator[Progress]:
         """Learn what is left of the stream, saying after each step and each task where it stands."""
@@ -84,7 +84,12 @@ class Run:
             torch.manual_seed(hash_seed(self.seed, 1))
             saved = self._load()
             while self.task < len(self.stream):
-                yield from self._learn_task(saved, checkpoint_seconds, signals_received)
+                fit = self._begin_task(saved)
+                yield from self._fit(fit, checkpoint_seconds, signals_received)
+                self._finish_task(fit)
+                yield self._progress(fit, True, self.seconds[-1])
+                if signals_received:
+                    raise Interrupted(signals_received[0])
                 saved = None
 
     def complete(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> dict[str, Any]:
@@ -104,8 +109,6 @@ class Run:
                 "forward_transfer": None,
                 "forgetting": metrics.forgetting(self.rows) if every else None,
             }
-        if self.learner is not None:
-            result["boundaries"] = self._boundaries(self.learner)
         return result | {
             "seconds": sum(self.seconds),
             "task_seconds": self.seconds,
@@ -117,78 +120,67 @@ class Run:
             "environment": environment(),
         }
 
-    def _learn_task(
-        self, saved: dict[str, Any] | None, checkpoint_seconds: float, signals_received: list[int]
-    ) -> Iterator[Progress]:
+    def _begin_task(self, saved: State | None) -> Fit:
+        """The fit of the task at hand, as far as it was saved or as another run has left it."""
         task, begun = self.stream.task(self.task), time.monotonic()
         if saved is not None:
-            self._restore(None, saved)
+            self._restore(saved)
         training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
-        settings, seed = self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task)
-        if self.learner is None:
-            fit = Fit(self.method, training, settings, seed)
-        else:
-            fit = TaskFreeFit(self.learner, training, settings, seed)
-        if saved is not None and saved["step"] > 0:  # it ended within the task: beginning it has changed things
-            self._restore(fit, saved)
+        fit = self._new_fit(training, self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task))
         threads = torch.get_num_threads()
-        self._threads = threads if saved is None or saved["step"] == 0 or saved["own_threads"] == threads else None
-        plain = self.method.first_task_is_plain and self.learner is None
-        shared = self._first_task if self.task == 0 and plain else None
-        if shared is not None and saved is None and (seconds := shared.take(self.method, fit)) is not None:
+        self._threads = threads
+        if saved is not None and saved["fit"] is not None:  # beginning the task has changed things
+            self._restore(saved)
+            fit.load_state_dict(saved["fit"])
+            self._threads = threads if saved["own_threads"] == threads else None
+        shared = self._first_task if saved is None and self.task == 0 else None
+        if shared is not None and (seconds := shared.load(fit)) is not None:
             self._elapsed, self._threads = seconds, None
-        start, last = begun - self._elapsed, time.monotonic()
+        self._start = begun - self._elapsed
+        return fit
+
+    def _new_fit(self, training: TrainingSets, settings: Training, seed: int) -> Fit:
+        return Fit(self.method, training, settings, seed)
+
+    def _fit(self, fit: Fit, checkpoint_seconds: float, signals_received: list[int]) -> Iterator[Progress]:
+        """Take the steps that are left of a task, saving now and then, and at the end."""
+        last = time.monotonic()
         for _ in fit.steps():
-            if self.learner is not None:
-                self._trace.append([*self.learner.detector.values])
+            self._after_step()
             now = time.monotonic()
             if signals_received or now - last > checkpoint_seconds:
-                self._elapsed = now - start
+                self._elapsed = now - self._start
                 self._save(fit)
                 last = time.monotonic()
                 if signals_received:
                     raise Interrupted(signals_received[0])
-            yield self._progress(fit, False, now - start)
-        self._elapsed = time.monotonic() - start
+            yield self._progress(fit, False, now - self._start)
+        self._elapsed = time.monotonic() - self._start
         self._save(fit)  # what follows can take minutes
         if signals_received:
             raise Interrupted(signals_received[0])
-        if shared is not None:
-            shared.leave(self.method, fit, self._elapsed)
-            shared.end(self.method, task)
-        elif self.learner is None:
-            self.method.end_task(task.train, task.head)
-        else:
-            self._ends.append(len(self._trace))
-            found = {"names": self.learner.detector.names, **self._boundaries(self.learner)}
-            storage.write(
-                self.path / "trace", "trace", {"values": torch.tensor(self._trace, dtype=torch.double)}, found
-            )
-        self.rows.append(
-            [
-                accuracy(self.method, seen.test, seen.head, place)
-                for place, seen in enumerate(map(self.stream.task, range(self.task + 1)))
-            ]
-        )
-        self.seconds.append(time.monotonic() - start)
+
+    def _after_step(self) -> None:
+        return
+
+    def _finish_task(self, fit: Fit) -> None:
+        """Remember the task, test all tasks so far, and save."""
+        if self.task == 0 and self._first_task is not None:
+            self._first_task.save(fit, self._elapsed)
+        self._end_task()
+        seen = enumerate(map(self.stream.task, range(self.task + 1)))
+        self.rows.append([accuracy(self.method, task.test, task.head, place) for place, task in seen])
+        self.seconds.append(time.monotonic() - self._start)
         self.steps.append(fit.num_steps)
         self.threads.append(self._threads)
         self.norms.append(fit.known_norm)
         self.task, self._elapsed = self.task + 1, 0.0
         self._snapshot()
         self._save(None)
-        yield self._progress(fit, True, self.seconds[-1])
-        if signals_received:
-            raise Interrupted(signals_received[0])
 
-    def _boundaries(self, learner: TaskFree) -> dict[str, Any]:
-        """Where tasks were found to begin, and what is to be said of it."""
-        true = [end for end in self._ends if end < len(self._trace)]
-        found = metrics.detection(true, learner.boundaries)
-        if true and "Welch's t" in learner.detector.names:
-            statistic = [values[learner.detector.names.index("Welch's t")] for values in self._trace]
-            found["threshold_range"] = metrics.threshold_range(statistic, true, learner.UNTESTED_MINIBATCHES)
-        return found
+    def _end_task(self) -> None:
+        task = self.stream.task(self.task)
+        self.method.end_task(task.train, task.head)
 
     def _progress(self, fit: Fit, finished: bool, seconds: float) -> Progress:
         return Progress(
@@ -196,16 +188,29 @@ class Run:
             finished, seconds, self.rows, fit.loss,
         )  # fmt: skip
 
+    def _remembered(self) -> Memory | None:
+        """What is kept of the task that has just ended."""
+        return self.method.memories[-1] if self.method.memories else None
+
     def _snapshot(self) -> None:
         """The weights after a task, and what was remembered of it, for pictures of how it went."""
-        tensors = {f"weights.{name}": value for name, value in self.model.state_dict().items()}
-        state: dict[str, Any] = {"accuracy": self.rows[-1]}
-        if self.method.memories and self.learner is None:  # otherwise this task is not remembered yet
-            memory = self.method.memories[-1]
-            if isinstance(memory.inputs, Tensor):
-                tensors |= {"inputs": memory.inputs, "labels": memory.labels, "scores": memory.scores}
-                state["head"] = memory.head
-        storage.write(self.path / "tasks" / str(self.task), "task", tensors, state)
+        memory = self._remembered()
+        pictured = memory is not None and isinstance(memory.inputs, Tensor)
+        state = {
+            "accuracy": self.rows[-1],
+            "weights": self.model.state_dict(),
+            "memory": memory.state_dict() if memory is not None and pictured else None,
+        }
+        storage.write(self.path / "tasks" / str(self.task), "task", state)
+
+    def _state(self) -> State:
+        """Everything that the rest of the run depends on, but the fit of the task at hand."""
+        return {
+            "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "rows": self.rows,
+            "seconds": self.seconds, "steps": self.steps, "threads": self.threads, "norms": self.norms,
+            "own_threads": self._threads, "elapsed": self._elapsed, "model": self.model.state_dict(),
+            "method": self.method.state_dict(), "random": torch.get_rng_state(),
+        }  # fmt: skip
 
     def _save(self, fit: Fit | None) -> None:
         if fit is not None and not math.isfinite(loss := float(fit.loss.data + fit.loss.penalty)):
@@ -213,55 +218,29 @@ class Run:
                 f"the loss of seed {self.seed} is {loss} at step {fit.step} of {fit.num_steps} of task "
                 f"{self.task + 1}; use a smaller lr than {self.plan.settings.lr:g}, or a clip of the gradient."
             )
-        of_method, method_state = self.method.state()
-        tensors = {f"method.{name}": value for name, value in of_method.items()}
-        tensors |= {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        tensors["random"] = torch.get_rng_state()
-        if fit is not None:
-            tensors |= {f"optimizer.{name}": value for name, value in fit.state().items()}
-        state: dict[str, Any] = {
-            "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "step": 0 if fit is None else fit.step,
-            "rows": self.rows, "seconds": self.seconds, "steps": self.steps, "threads": self.threads,
-            "own_threads": self._threads, "norms": self.norms, "elapsed": self._elapsed, "method": method_state,
-            "largest_norm": None if fit is None else fit.known_norm,
-        }  # fmt: skip
-        if self.learner is not None:
-            of_learner, state["learner"] = self.learner.state()
-            tensors |= {f"learner.{name}": value for name, value in of_learner.items()}
-            tensors["trace"], state["ends"] = torch.tensor(self._trace, dtype=torch.double), self._ends
-        storage.write(self.path / "checkpoint", "run", tensors, state)
+        state = {**self._state(), "fit": None if fit is None else fit.state_dict()}
+        storage.write(self.path / "checkpoint", "run", state)
 
-    def _load(self) -> dict[str, Any] | None:
-        """The tensors of the checkpoint if there is one, with everything but the task at hand restored."""
+    def _load(self) -> State | None:
+        """The checkpoint if there is one, with everything but the task at hand restored."""
         if not (self.path / "checkpoint" / storage.MANIFEST).exists():
             return None
-        tensors, state = storage.read(self.path / "checkpoint", "run")
+        state = storage.read(self.path / "checkpoint", "run")
         if self.plan.differences(state["plan"]) or state["seed"] != self.seed:
             raise CheckpointError(
                 f"{self.path} holds a run with other settings; choose another --out, or remove that folder."
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
-        self._elapsed, self.steps = state["elapsed"], state.get("steps", [])  # there were none in older checkpoints
-        self.threads, self.norms = (state.get(key, [None] * self.task) for key in ("threads", "norms"))  # nor these
-        saved = {
-            "tensors": tensors,
-            **{key: state.get(key) for key in ("step", "own_threads", "method", "learner", "ends", "largest_norm")},
-        }
+        self.steps, self.threads, self.norms = state["steps"], state["threads"], state["norms"]
+        self._elapsed = state["elapsed"]
         if self.task == len(self.stream):
-            self._restore(None, saved)
-        return saved
+            self._restore(state)
+        return state
 
-    def _restore(self, fit: Fit | None, saved: dict[str, Any]) -> None:
-        tensors = saved["tensors"]
-        self.model.load_state_dict(under(tensors, "model."))
-        self.method.restore(under(tensors, "method."), saved["method"])
-        torch.set_rng_state(tensors["random"])
-        if self.learner is not None:
-            self.learner.restore(under(tensors, "learner."), saved["learner"])
-            self._trace, self._ends = tensors["trace"].tolist(), saved["ends"]
-        if fit is not None:
-            fit.restore(saved["step"], under(tensors, "optimizer."))
-            fit.largest_norm = math.inf if saved["largest_norm"] is None else saved["largest_norm"]
+    def _restore(self, state: State) -> None:
+        self.model.load_state_dict(state["model"])
+        self.method.load_state_dict(state["method"])
+        torch.set_rng_state(state["random"])
 
 
 class Past(Sequence[tuple[Examples, Head]]):
@@ -290,23 +269,13 @@ def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
     return build(model, Categorical(), **{name: options[name] for name in wanted if name in options})
 
 
-def build_learner(plan: Plan, method: Method, seed: int) -> TaskFree | None:
-    """What learns without being told where tasks begin, if the plan wants that."""
-    settings = plan.settings
-    if settings.boundaries == "given":
-        return None
-    build, options = DETECTORS[settings.boundaries], as_json(settings)
-    detector = build(**{name: options[name] for name in inspect.signature(build).parameters if name in options})
-    optimisation = settings.optimisation()
-    return TaskFree(
-        method,
-        optimisation.optimizer(method.parameters()),
-        detector,
-        reservoir=settings.reservoir,
-        min_task_examples=settings.memory,
-        clip=optimisation.clip,
-        seed=hash_seed(seed, 4),
-    )
+def run_of(plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: Path | None = None) -> Run:
+    """A run of the plan, task-free if its boundaries are not given."""
+    if plan.settings.boundaries == "given":
+        return Run(plan, benchmark, seed, path, first_task)
+    from fromp.lab.engine.task_free import TaskFreeRun
+
+    return TaskFreeRun(plan, benchmark, seed, path)
 
 
 @contextmanager

@@ -1,19 +1,20 @@
 """What a method of continual learning adds to plain training. The trainer knows nothing else of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, device_of, of_head, outputs
+from fromp.derivatives.model import Head, of_head, outputs
 from fromp.foundation import inputs
 from fromp.foundation.examples import Examples
 from fromp.foundation.inputs import Inputs
-from fromp.gp import ggn_diagonal
+from fromp.foundation.state import State
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
+from fromp.regulariser import Loss, Regulariser, no_penalty
 
 HeadBatch = tuple[Inputs, Tensor, Head]  # examples of one head
 TrainingSets = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
@@ -21,28 +22,22 @@ TrainingSets = Sequence[tuple[Examples, Head]]  # examples, and the head that ea
 TEST_SAMPLES = 20  # that a test averages over, of methods which predict with a distribution
 
 
-class Loss(NamedTuple):
-    """The two things that a step descends the sum of, both scalars."""
-
-    data: Tensor
-    penalty: Tensor
-
-
 class Method(ABC):
     """A model, its likelihood, and whatever is kept of the past."""
 
-    # Before any task has ended there is nothing to hold on to: most methods then train like any other.
-    first_task_is_plain: bool = True
+    # Whether the first task is learned by plain training, so that runs of several methods may share it.
+    starts_plain: bool = False
     # Whether the accuracy after each task says something, and with it what is gained and lost between tasks.
     trains_every_task: bool = True
-    # What it writes down at each step, by how its names in `state` begin: a plain first task that another run has
-    # trained can be taken from it only with these.
-    records: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood
-        self.memories: list[Memory] = []
-        self.curvature: Callable[..., dict[str, Tensor]] = ggn_diagonal  # or a look-up, where it is known already
+        self._memories: list[Memory] = []
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        """What is kept of each past task's examples, if anything is."""
+        return self._memories
 
     def parameters(self) -> list[Tensor]:
         """What a step changes: the model's trainable weights, unless overridden."""
@@ -62,13 +57,11 @@ class Method(ABC):
 
     def data_loss(self, batch: Sequence[HeadBatch]) -> Tensor:
         """The mean nll of a batch, whose parts may belong to different heads."""
-        found = zip(outputs_of_parts(self.model, batch), batch, strict=True)
-        return torch.cat([self.likelihood.nll(f, y) for f, (_, y, _) in found]).mean()
+        return mean_nll(self.model, self.likelihood, batch)
 
     def penalty(self) -> Tensor:
         """What holds on to the past: a scalar, zero before the first task has ended."""
-        device = device_of(self.model)
-        return torch.zeros((), device=device, requires_grad=True)
+        return no_penalty(self.model)
 
     def after_step(self) -> None:
         """Called after each optimiser step."""
@@ -83,17 +76,44 @@ class Method(ABC):
         return outputs(self.model, x, head)
 
     @abstractmethod
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything kept of the past, as tensors and as JSON values; `restore` takes it back."""
+    def state_dict(self) -> State:
+        """Everything kept of the past, as nested dicts and lists of tensors and JSON values."""
 
     @abstractmethod
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Return to a state that `state` gave; its tensors may be on another device: see `here`."""
+    def load_state_dict(self, state: State) -> None:
+        """Return to a state that `state_dict` gave, on the model's device."""
 
-    def here(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of a state on the model's device; one named "generator" is a random state, which has none."""
-        device = device_of(self.model)
-        return {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
+
+class Penalised(Method):
+    """mean nll + regulariser.penalty(): every method that is only a penalty, and so may run task-free."""
+
+    starts_plain = True
+
+    def __init__(self, regulariser: Regulariser) -> None:
+        super().__init__(regulariser.model, regulariser.likelihood)
+        self.regulariser = regulariser
+
+    @property
+    def memories(self) -> Sequence[Memory]:
+        return getattr(self.regulariser, "memories", ())
+
+    def penalty(self) -> Tensor:
+        return self.regulariser.penalty()
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        self.regulariser.end_task(data, head)
+
+    def state_dict(self) -> State:
+        return self.regulariser.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self.regulariser.load_state_dict(state)
+
+
+def mean_nll(model: nn.Module, likelihood: Likelihood, batch: Sequence[HeadBatch]) -> Tensor:
+    """The mean nll of a batch, whose parts may belong to different heads: a scalar."""
+    found = zip(outputs_of_parts(model, batch), batch, strict=True)
+    return torch.cat([likelihood.nll(f, y) for f, (_, y, _) in found]).mean()
 
 
 def outputs_of_parts(model: nn.Module, batch: Sequence[HeadBatch]) -> list[Tensor]:
@@ -112,8 +132,3 @@ def by_set(chosen: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         parts.append(chosen[(chosen >= first) & (chosen < first + size)] - first)
         first += size
     return parts
-
-
-def under(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
-    """The tensors whose name begins with `mark`, by the rest of it."""
-    return {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}

@@ -6,11 +6,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, outputs
+from fromp.derivatives.model import Head, device_of, outputs
 from fromp.foundation import inputs
 from fromp.foundation.examples import Examples, TensorExamples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import Method, TrainingSets, under
+from fromp.foundation.state import State
+from fromp.lab.methods.base import Method, TrainingSets
 from fromp.likelihoods import Likelihood
 
 
@@ -18,13 +19,15 @@ from fromp.likelihoods import Likelihood
 class Finetune(Method):
     """Plain training, task after task: the floor."""
 
+    starts_plain = True
+
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
         return
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {}, {}
+    def state_dict(self) -> State:
+        return {}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         return
 
 
@@ -38,7 +41,7 @@ class Joint(Method):
     def __init__(self, model: nn.Module, likelihood: Likelihood, joint_from: int = 1) -> None:
         super().__init__(model, likelihood)
         self._fresh, self._first = _copy(model), joint_from
-        self.first_task_is_plain = self.trains_every_task = joint_from == 1
+        self.trains_every_task = joint_from == 1
 
     def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         self.model.load_state_dict(self._fresh)
@@ -52,16 +55,18 @@ class Joint(Method):
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
         return
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        return {f"fresh.{name}": value for name, value in self._fresh.items()}, {}
+    def state_dict(self) -> State:
+        return {"fresh": self._fresh}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self._fresh = under(self.here(tensors), "fresh.")
+    def load_state_dict(self, state: State) -> None:
+        self._fresh = _moved(state["fresh"], device_of(self.model))
 
 
 @final
 class Separate(Method):
     """A fresh network for each task, all of them kept: no forgetting, and no transfer either."""
+
+    starts_plain = True
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         super().__init__(model, likelihood)
@@ -79,19 +84,21 @@ class Separate(Method):
         weights = self._networks[task] if task < len(self._networks) else None
         return outputs(self.model, x, head, weights)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        networks = {"fresh": self._fresh} | {str(task): network for task, network in enumerate(self._networks)}
-        tensors = {f"{task}.{name}": value for task, network in networks.items() for name, value in network.items()}
-        return tensors, {"tasks": len(self._networks)}
+    def state_dict(self) -> State:
+        return {"fresh": self._fresh, "networks": list(self._networks)}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        tensors = self.here(tensors)
-        self._fresh = under(tensors, "fresh.")
-        self._networks = [under(tensors, f"{task}.") for task in range(state["tasks"])]
+    def load_state_dict(self, state: State) -> None:
+        device = device_of(self.model)
+        self._fresh = _moved(state["fresh"], device)
+        self._networks = [_moved(network, device) for network in state["networks"]]
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def _moved(weights: State, device: torch.device) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in weights.items()}
 
 
 def _union(group: list[Examples]) -> Examples:

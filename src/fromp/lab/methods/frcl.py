@@ -22,9 +22,10 @@ from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import Examples, as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets, under
+from fromp.foundation.state import State
+from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
 from fromp.likelihoods import Likelihood
-from fromp.memory import assess, pack, random_score, remember, top, unpack
+from fromp.memory import Memory, assess, random_score, remember, top
 
 
 class Marginals(NamedTuple):
@@ -152,8 +153,6 @@ class FRCL(Method):
     search: exchanges tried to find good inducing points; none for random ones.
     """
 
-    first_task_is_plain = False  # it has a prior on its last layer from the start
-
     def __init__(
         self,
         model: nn.Module,
@@ -228,7 +227,7 @@ class FRCL(Method):
             memory = remember(examples, scores, classes, self.memory_size, head, select)
             phi = self.features(memory.inputs)
             q = self.layer.remember(phi, self.mean, self.factor.tril())
-        self.memories.append(replace(memory, scores=phi.square().sum(1) / self.layer.prior_precision))  # k(z, z)
+        self._memories.append(replace(memory, scores=phi.square().sum(1) / self.layer.prior_precision))  # k(z, z)
         self.past.append(q)
         self._generator = generator
 
@@ -265,21 +264,23 @@ class FRCL(Method):
             hook.remove()
         return torch.cat([seen[-1], torch.ones_like(seen[-1][:, :1])], 1)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, memories = pack(self.memories)
-        for s, q in enumerate(self.past):
-            tensors |= {f"past.{s}.mean": q.mean, f"past.{s}.covariance": q.covariance, f"past.{s}.log_det": q.log_det}
-        tensors |= {"mean": self.mean.detach(), "factor": self.factor.detach()}
-        tensors["generator"] = self._generator.get_state()
-        return tensors, {"memories": memories, "task": self.task, "num_examples": self.num_examples}
+    def state_dict(self) -> State:
+        past = [{"mean": q.mean, "covariance": q.covariance, "log_det": q.log_det} for q in self.past]
+        return {
+            "memories": [memory.state_dict() for memory in self.memories], "past": past, "task": self.task,
+            "num_examples": self.num_examples, "mean": self.mean, "factor": self.factor,
+            "generator": self._generator.get_state(),
+        }  # fmt: skip
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        tensors = self.here(tensors)
-        self.memories = unpack(tensors, state["memories"])
-        self.past = [Inducing(**under(tensors, f"past.{s}.")) for s in range(len(self.memories))]
+    def load_state_dict(self, state: State) -> None:
+        device = device_of(self.model)
+        self._memories = [Memory.from_state(memory, device) for memory in state["memories"]]
+        self.past = [Inducing(**{name: value.to(device) for name, value in q.items()}) for q in state["past"]]
         self.task, self.num_examples = state["task"], state["num_examples"]
-        self.mean, self.factor = _into(self.mean, tensors["mean"]), _into(self.factor, tensors["factor"])
-        self._generator.set_state(tensors["generator"])
+        self.mean, self.factor = (
+            _into(old, state[key].to(device)) for key, old in (("mean", self.mean), ("factor", self.factor))
+        )
+        self._generator.set_state(state["generator"].cpu())
 
     def _remembered(self, task: int) -> tuple[Tensor, Inducing]:
         """The present features of a past task's inducing points, and what was known there."""

@@ -1,43 +1,46 @@
 """Quadratic penalties on the weights: elastic weight consolidation and diagonal Laplace propagation."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import as_head, trainable
+from fromp.derivatives.model import as_head, device_of, trainable
 from fromp.foundation.examples import as_examples
-from fromp.lab.methods.base import Method, under
+from fromp.foundation.state import State
+from fromp.gp import ggn_diagonal
 from fromp.likelihoods import Likelihood
+from fromp.regulariser import no_penalty
 
 
-class Quadratic(Method):
+class Quadratic(ABC):
     """strength / 2 (sum_w F_w (w - c_w)^2 + constant), F the sum of the past tasks' mean Fisher diagonals.
 
     The Fisher information is that of the model's own predictions, which is the GGN: exact, not sampled.
     """
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, strength: float) -> None:
-        super().__init__(model, likelihood)
-        self.strength = strength
+        self.model, self.likelihood, self.strength = model, likelihood, strength
         self.fisher: dict[str, Tensor] = {}
         self.centre: dict[str, Tensor] = {}
         self.constant = torch.zeros(())
 
     def penalty(self) -> Tensor:
+        """The parabola at the model's weights: a scalar."""
         if not self.fisher:
-            return super().penalty()
+            return no_penalty(self.model)
         weights = dict(self.model.named_parameters())
         distances = [(f * (weights[name] - self.centre[name]).square()).sum() for name, f in self.fisher.items()]
         return 0.5 * self.strength * (torch.stack(distances).sum() + self.constant)
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        """Add the task's Fisher information, at its weights."""
         examples, weights = as_examples(data), dict(self.model.named_parameters())
         held = {*self.fisher, *trainable(self.model)}
-        names = tuple(name for name in weights if name in held)  # in the model's order, which a checkpoint may not have
-        total = self.curvature(self.model, names, examples, self.likelihood, as_head(head))
+        names = tuple(name for name in weights if name in held)
+        total = ggn_diagonal(self.model, names, examples, self.likelihood, as_head(head))
         for name in names:
             self._add(name, total[name] / (len(examples) * examples.weight), weights[name].detach().clone())
 
@@ -45,20 +48,20 @@ class Quadratic(Method):
     def _add(self, name: str, fisher: Tensor, weight: Tensor) -> None:
         """Take in one task's Fisher information at its weights."""
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {f"fisher.{name}": value for name, value in self.fisher.items()}
-        tensors |= {f"centre.{name}": value for name, value in self.centre.items()}
-        return {**tensors, "constant": self.constant}, {}
+    def state_dict(self) -> State:
+        """The parabola."""
+        return {"fisher": dict(self.fisher), "centre": dict(self.centre), "constant": self.constant}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        tensors = self.here(tensors)
-        self.fisher, self.centre = under(tensors, "fisher."), under(tensors, "centre.")
-        self.constant = tensors["constant"]
+    def load_state_dict(self, state: State) -> None:
+        """Return to the parabola that `state_dict` gave."""
+        device = device_of(self.model)
+        self.fisher, self.centre = ({n: v.to(device) for n, v in state[key].items()} for key in ("fisher", "centre"))
+        self.constant = state["constant"].to(device)
 
 
 @final
 class EWC(Quadratic):
-    """strength / 2 sum_s sum_w F_sw (w - w_s)^2, one penalty a past task (Kirkpatrick et al. 2017, Eq. 3).
+    """strength / 2 sum_s sum_w F_sw (w - w_s)^2, one penalty per past task (Kirkpatrick et al. 2017, Eq. 3).
 
     A sum of parabolas is a parabola: it is kept as one, around the mean of the w_s weighted by their F_s, so that
     a step costs the same however many tasks there are.

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from torch import nn
 
-from fromp.lab.methods.base import Method
+from fromp.lab.methods.base import Method, Penalised
 from fromp.lab.methods.bounds import Finetune, Joint, Separate
 from fromp.lab.methods.frcl import FRCL
-from fromp.lab.methods.functional_l2 import FunctionalL2
 from fromp.lab.methods.quadratic import DLP, EWC
-from fromp.lab.methods.rehearsal import DERpp, Replay
-from fromp.lab.methods.si import SI
+from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
+from fromp.lab.methods.si import SI, SIMethod
 from fromp.lab.methods.vcl.coreset import Coreset, MemorableCoreset, RandomCoreset
 from fromp.lab.methods.vcl.vcl import VCL
 from fromp.likelihoods import Likelihood
@@ -32,17 +32,19 @@ def _fromp(kernel: type[Kernel], score: Score) -> Callable[..., Method]:
         tasks_per_step: int | None,
         seed: int,
     ) -> Method:
-        return FROMP(
-            model,
-            likelihood,
-            tau,
-            memory,
-            prior_precision,
-            jitter,
-            kernel=kernel,
-            score=score,
-            tasks_per_step=tasks_per_step,
-            seed=seed,
+        return Penalised(
+            FROMP(
+                model,
+                likelihood,
+                tau,
+                memory,
+                prior_precision,
+                jitter,
+                kernel=kernel,
+                score=score,
+                tasks_per_step=tasks_per_step,
+                seed=seed,
+            )
         )
 
     return build
@@ -82,6 +84,21 @@ def _frcl_random(
     return FRCL(model, likelihood, memory, prior_precision, jitter, initial_deviation, search=0, seed=seed)
 
 
+def _penalised(regulariser: Callable[..., Any]) -> Callable[..., Method]:
+    """A regulariser as a method, built with the same arguments."""
+
+    @wraps(regulariser)
+    def build(*args: Any, **kwargs: Any) -> Method:
+        return Penalised(regulariser(*args, **kwargs))
+
+    return build
+
+
+@wraps(SI)
+def _si(*args: Any, **kwargs: Any) -> Method:
+    return SIMethod(SI(*args, **kwargs))
+
+
 @dataclass(frozen=True)
 class Entry:
     """A method, and what one has to know to choose it."""
@@ -92,11 +109,6 @@ class Entry:
     step: str  # what a step costs beside that of plain training
     told: bool = False  # whether a test has to say which task it is of, also where there is one head
     drawn: bool = False  # whether the points it keeps are random ones, whose scores tell nothing
-
-    @property
-    def records(self) -> tuple[str, ...]:
-        """What it writes down while it learns: a first task that others share has it only if this method learned it."""
-        return getattr(self.build, "records", ())
 
 
 _OURS = "Pan et al. 2020"
@@ -129,12 +141,18 @@ METHODS: dict[str, Entry] = {
         drawn=True,
     ),
     "ewc": Entry(
-        EWC, "Kirkpatrick et al. 2017", "the sum of the Fisher diagonals, their centre", "a pass over the weights"
+        _penalised(EWC),
+        "Kirkpatrick et al. 2017",
+        "the sum of the Fisher diagonals, their centre",
+        "a pass over the weights",
     ),
     "dlp": Entry(
-        DLP, "Smola et al. 2003", "the sum of the Fisher diagonals, the last weights", "a pass over the weights"
+        _penalised(DLP),
+        "Smola et al. 2003",
+        "the sum of the Fisher diagonals, the last weights",
+        "a pass over the weights",
     ),
-    "si": Entry(SI, "Zenke et al. 2017", "an importance a weight, the last weights", "a few passes over the weights"),
+    "si": Entry(_si, "Zenke et al. 2017", "an importance a weight, the last weights", "a few passes over the weights"),
     "vcl": Entry(
         _vcl(lambda *_: None),
         "Nguyen et al. 2018, Swaroop et al. 2019",
@@ -155,11 +173,21 @@ METHODS: dict[str, Entry] = {
         "twice the maps, and a KL; the coreset before each test; a run of FROMP",
     ),
     "functional-l2": Entry(
-        FunctionalL2, "Benjamin et al. 2018", "random points, their outputs", "a pass over all memory", drawn=True
+        _penalised(FunctionalL2),
+        "Benjamin et al. 2018",
+        "random points, their outputs",
+        "a pass over all memory",
+        drawn=True,
     ),
-    "replay": Entry(Replay, "the first thing to try", "random points with labels", "a second minibatch", drawn=True),
+    "replay": Entry(
+        _penalised(Replay), "the first thing to try", "random points with labels", "a second minibatch", drawn=True
+    ),
     "der++": Entry(
-        DERpp, "Buzzega et al. 2020", "random points with labels and outputs", "two more minibatches", drawn=True
+        _penalised(DERpp),
+        "Buzzega et al. 2020",
+        "random points with labels and outputs",
+        "two more minibatches",
+        drawn=True,
     ),
     "frcl-random": Entry(
         _frcl_random,

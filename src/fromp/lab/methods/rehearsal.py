@@ -1,29 +1,37 @@
-"""Rehearsal of stored examples: what one would try first."""
+"""Regularisers that keep random examples: replay, DER++ and functional L2, Eq. (1)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, as_head, evaluating, outputs
+from fromp.derivatives.model import Head, as_head, device_of, evaluating, outputs
 from fromp.foundation import inputs
 from fromp.foundation.examples import as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import HeadBatch, Method, by_set, outputs_of_parts, under
+from fromp.foundation.state import State
+from fromp.lab.methods.base import HeadBatch, by_set, mean_nll, outputs_of_parts
 from fromp.likelihoods import Likelihood
-from fromp.memory import Memory, assess, pack, random_score, remember, unpack
+from fromp.memory import Memory, assess, random_score, remember
+from fromp.regulariser import no_penalty
 
 
-class Rehearsal(Method):
+class Rehearsal(ABC):
     """Keeps random examples of each task, as many of each class."""
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, memory: int, seed: int) -> None:
-        super().__init__(model, likelihood)
-        self.memory_size = memory
+        self.model, self.likelihood, self.memory_size = model, likelihood, memory
+        self.memories: list[Memory] = []
         self._generator = torch.Generator().manual_seed(seed)
 
+    @abstractmethod
+    def penalty(self) -> Tensor:
+        """What is added to the mean nll: a scalar, zero before the first task has ended."""
+
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        """Keep random examples of the task."""
         examples, head = as_examples(data), as_head(head)
         generator = torch.Generator()
         generator.set_state(self._generator.get_state())
@@ -32,7 +40,7 @@ class Rehearsal(Method):
         self._generator = generator
 
     def draw(self, size: int, beside: Sequence[Tensor]) -> list[tuple[HeadBatch, Tensor]]:
-        """`size` examples of all the past, in one part a head, with what stands beside each: a tensor a memory."""
+        """`size` examples of all the past, one part per head, with what stands beside each: one tensor per memory."""
         sizes = [len(memory) for memory in self.memories]
         chosen = torch.randint(sum(sizes), (size,), generator=self._generator)
         by_head: dict[Head, list[tuple[Inputs, Tensor, Tensor]]] = {}
@@ -45,15 +53,19 @@ class Rehearsal(Method):
 
     def labelled(self, size: int) -> Tensor:
         """The mean nll of `size` examples of all the past."""
-        return self.data_loss([part for part, _ in self.draw(size, [memory.labels for memory in self.memories])])
+        parts = [part for part, _ in self.draw(size, [memory.labels for memory in self.memories])]
+        return mean_nll(self.model, self.likelihood, parts)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, memories = pack(self.memories)
-        return {**tensors, "generator": self._generator.get_state()}, {"memories": memories}
+    def state_dict(self) -> State:
+        """The examples, and the draws."""
+        memories = [memory.state_dict() for memory in self.memories]
+        return {"memories": memories, "generator": self._generator.get_state()}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.memories: list[Memory] = unpack(self.here(tensors), state["memories"])
-        self._generator.set_state(tensors["generator"])
+    def load_state_dict(self, state: State) -> None:
+        """Return to the examples and draws that `state_dict` gave."""
+        device = device_of(self.model)
+        self.memories = [Memory.from_state(memory, device) for memory in state["memories"]]
+        self._generator.set_state(state["generator"].cpu())
 
 
 class WithOutputs(Rehearsal):
@@ -68,14 +80,12 @@ class WithOutputs(Rehearsal):
         with evaluating(self.model), torch.no_grad():
             return [outputs(self.model, memory.inputs, memory.head) for memory in memories]
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, state = super().state()
-        return tensors | {f"outputs.{s}": f for s, f in enumerate(self.outputs)}, state
+    def state_dict(self) -> State:
+        return {**super().state_dict(), "outputs": list(self.outputs)}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        super().restore(tensors, state)
-        found = under(self.here(tensors), "outputs.")
-        self.outputs = [found[str(s)] for s in range(len(found))]
+    def load_state_dict(self, state: State) -> None:
+        super().load_state_dict(state)
+        self.outputs = [f.to(device_of(self.model)) for f in state["outputs"]]
 
 
 @final
@@ -90,7 +100,7 @@ class Replay(Rehearsal):
 
     def penalty(self) -> Tensor:
         if not self.memories:
-            return super().penalty()
+            return no_penalty(self.model)
         with evaluating(self.model):
             return self.strength * self.labelled(self.batch_size)
 
@@ -114,7 +124,7 @@ class DERpp(WithOutputs):
 
     def penalty(self) -> Tensor:
         if not self.memories:
-            return super().penalty()
+            return no_penalty(self.model)
         with evaluating(self.model):
             parts, stored = zip(*self.draw(self.batch_size, self.outputs), strict=True)
             distances = [
@@ -127,6 +137,33 @@ class DERpp(WithOutputs):
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
         super().end_task(data, head)
         self.outputs += self.outputs_at(self.memories[-1:])
+
+
+@final
+class FunctionalL2(WithOutputs):
+    """strength sum_s |f_(t,s) - f_(t-1,s)|^2, Eq. (1) divided by N, on a random working memory (Benjamin et al. 2018).
+
+    f are the outputs themselves, not the means that they stand for. They are held where they were at the last task's
+    end, on the examples of every task.
+    """
+
+    def __init__(self, model: nn.Module, likelihood: Likelihood, memory: int, strength: float, seed: int) -> None:
+        super().__init__(model, likelihood, memory, seed)
+        self.strength = strength
+
+    def penalty(self) -> Tensor:
+        if not self.memories:
+            return no_penalty(self.model)
+        with evaluating(self.model):
+            distances = [
+                (outputs(self.model, memory.inputs, memory.head) - before).square().sum()
+                for memory, before in zip(self.memories, self.outputs, strict=True)
+            ]
+        return self.strength * torch.stack(distances).sum()
+
+    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        super().end_task(data, head)
+        self.outputs = self.outputs_at(self.memories)
 
 
 def _joined(head: Head, pieces: Sequence[tuple[Inputs, Tensor, Tensor]]) -> tuple[HeadBatch, Tensor]:

@@ -1,82 +1,118 @@
 """Synaptic intelligence: each weight held in place by how much its path has lowered the loss."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, trainable
+from fromp.derivatives.model import Head, device_of, trainable
 from fromp.foundation.examples import Examples
-from fromp.lab.methods.base import HeadBatch, Loss, Method, TrainingSets, under
+from fromp.foundation.state import State
+from fromp.lab.methods.base import HeadBatch, Penalised, TrainingSets
 from fromp.likelihoods import Likelihood
+from fromp.regulariser import Loss
 
 
 @final
-class SI(Method):
+class SI:
     """strength sum_w Omega_w (w - w_(t-1))^2, Omega_w = sum_s max(0, omega_sw) / (Delta_sw^2 + damping).
 
     omega_sw is the path integral of task s: minus the gradient times the step, summed over the steps (Zenke et al.
-    2017, Eqs. 3 to 5). The gradient is that of the minibatch's data loss alone, without the penalty and before any
-    clipping; the step is what the optimiser made of it.
+    2017, Eqs. 3 to 5). The gradient is that of the minibatch's data loss alone; the step is what the optimiser made of
+    it. A loop of one's own calls `after_step` once per optimiser step:
+
+        loss = cross_entropy(model(x), y) + si.penalty()
+        loss.backward()
+        optimizer.step()
+        si.after_step()
     """
 
-    records = ("path.",)
-
     def __init__(self, model: nn.Module, likelihood: Likelihood, strength: float, damping: float) -> None:
-        super().__init__(model, likelihood)
-        self.strength, self.damping = strength, damping
-        weights = self._weights()
-        self.importance = {name: torch.zeros_like(w) for name, w in weights.items()}  # Omega
-        self.path = {name: torch.zeros_like(w) for name, w in weights.items()}  # omega of the task at hand
-        self.start = {name: w.clone() for name, w in weights.items()}  # w_(t-1)
-        self._before: dict[str, Tensor] = {}
-        self._gradient: dict[str, Tensor] = {}
+        self.model, self.likelihood, self.strength, self.damping = model, likelihood, strength, damping
+        self.importance: dict[str, Tensor] = {}  # Omega
+        self.path: dict[str, Tensor] = {}  # omega of the task at hand
+        self.start: dict[str, Tensor] = {}  # w_(t-1)
+        self._before: dict[str, Tensor] = {}  # the weights at the last call of `penalty`
+        self.begin_task()
 
-    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
-        weights = {name: w.clone() for name, w in self._weights().items()}
-        self.start |= weights
-        self.path = {name: torch.zeros_like(w) for name, w in weights.items()}
-        for name, w in weights.items():  # one that was frozen until now has no importance yet
-            self.importance.setdefault(name, torch.zeros_like(w))
-        return super().begin_task(examples, head, past)
-
-    def loss(self, batch: Sequence[HeadBatch]) -> Loss:
-        loss = self.data_loss(batch)
-        weights = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
-        gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        self._gradient = dict(zip(weights, gradients, strict=True))
-        self._before = {name: w.detach().clone() for name, w in weights.items()}
-        # The network has been differentiated: what goes on has the same value and the same gradient, and is linear.
-        linear = [(g * (weights[name] - self._before[name])).sum() for name, g in self._gradient.items()]
-        return Loss(loss.detach() + torch.stack(linear).sum(), self.penalty())
-
-    def after_step(self) -> None:
+    def begin_task(self) -> None:
+        """Start a path at the present weights, those included that were frozen until now."""
         for name, weight in self._weights().items():
-            self.path[name] -= self._gradient[name] * (weight - self._before[name])
+            self.start[name] = weight.clone()
+            self.path[name] = torch.zeros_like(weight)
+            self.importance.setdefault(name, torch.zeros_like(weight))
 
     def penalty(self) -> Tensor:
+        """The parabola at the model's weights: a scalar."""
         weights = dict(self.model.named_parameters())
+        self._before = {name: weight.clone() for name, weight in self._weights().items()}
         distances = [(o * (weights[n] - self.start[n]).square()).sum() for n, o in self.importance.items()]
         return self.strength * torch.stack(distances).sum()
 
+    def after_step(self, gradients: Mapping[str, Tensor] | None = None) -> None:
+        """Go on with the path: minus the data loss's gradient, before the step, times the step.
+
+        gradients: that of the data loss alone. Without it, it is what `backward` left less the penalty's own; a
+        gradient that was clipped in between counts as it was clipped.
+        """
+        for name, weight in self._weights().items():
+            gradient = self._gradient(name) if gradients is None else gradients[name]
+            self.path[name] -= gradient * (weight - self._before[name])
+
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+        """Turn the path into importance, and start another one."""
         for name, weight in self._weights().items():
             moved = (weight - self.start[name]).square()
             self.importance[name] += self.path[name].clamp_min(0) / (moved + self.damping)
             self.start[name] = weight.clone()
             self.path[name] = torch.zeros_like(weight)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        kept = {"importance": self.importance, "path": self.path, "start": self.start}
-        return {f"{kind}.{name}": value for kind, of in kept.items() for name, value in of.items()}, {}
+    def state_dict(self) -> State:
+        """Importance, path and start of every weight."""
+        return {key: dict(getattr(self, key)) for key in ("importance", "path", "start")}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        tensors = {name: value.clone() for name, value in self.here(tensors).items()}  # the path is added to in place
-        self.importance, self.path, self.start = (
-            under(tensors, f"{kind}.") for kind in ("importance", "path", "start")
-        )
+    def load_state_dict(self, state: State) -> None:
+        """Return to what `state_dict` gave."""
+        device = device_of(self.model)
+        for key in ("importance", "path", "start"):  # copies, because the path is added to in place
+            setattr(self, key, {name: value.to(device, copy=True) for name, value in state[key].items()})
+
+    def _gradient(self, name: str) -> Tensor:
+        found = self.model.get_parameter(name).grad
+        if found is None:
+            return torch.zeros_like(self._before[name])
+        own = 2 * self.strength * self.importance[name] * (self._before[name] - self.start[name])
+        return found.detach() - own
 
     def _weights(self) -> dict[str, Tensor]:
         parameters = dict(self.model.named_parameters())
         return {name: parameters[name].detach() for name in trainable(self.model)}
+
+
+@final
+class SIMethod(Penalised):
+    """SI in a run: the gradient is that of the data loss before any clipping."""
+
+    starts_plain = False  # its path through the first task is its own
+
+    def __init__(self, regulariser: SI) -> None:
+        super().__init__(regulariser)
+        self._si = regulariser
+        self._gradients: dict[str, Tensor] = {}
+
+    def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
+        self._si.begin_task()
+        return super().begin_task(examples, head, past)
+
+    def loss(self, batch: Sequence[HeadBatch]) -> Loss:
+        loss = self.data_loss(batch)
+        weights = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
+        gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        self._gradients = dict(zip(weights, gradients, strict=True))
+        # The network has been differentiated: what goes on has the same value and the same gradient, and is linear.
+        linear = [(g * (weights[name] - weights[name].detach())).sum() for name, g in self._gradients.items()]
+        return Loss(loss.detach() + torch.stack(linear).sum(), self.penalty())
+
+    def after_step(self) -> None:
+        self._si.after_step(self._gradients)

@@ -11,7 +11,6 @@ from typing import Any
 from fromp.foundation import storage
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, as_json, settings_for
 from fromp.lab.engine.jobs import Job
-from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import Experiment, find
@@ -131,10 +130,9 @@ class ResultsFolder:
         return [seed for seed in found.middle_seeds(runs.pictures) if not _has_snapshots(found, seed)]
 
     def jobs(self, needed: Sequence[Required]) -> list[Job]:
-        """What is left of several runs, those of one place once; first those whose first task all others can take."""
+        """What is left of several runs, those of one place once."""
         every = {(runs.place, seed): runs for runs in needed for seed in self.left(runs)}
-        jobs = [Job(runs.plan, seed, self.root / place) for (place, seed), runs in every.items()]
-        return sorted(jobs, key=lambda job: not METHODS[job.plan.method].records)
+        return [Job(runs.plan, seed, self.root / place) for (place, seed), runs in every.items()]
 
     def state(self, runs: Required) -> State:
         """How far the runs are, and how long what is missing will take."""

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fromp.foundation.errors import FrompError
+from fromp.foundation.state import State
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.methods.registry import METHODS
@@ -55,16 +56,16 @@ def _stream(experiment: Experiment, seed: int) -> Stream | None:
 
 
 def _images(snapshot: Snapshot, stream: Stream | None, at_random: bool) -> list[Remembered]:
-    inputs = snapshot.tensors.get("inputs")
-    if inputs is None:
+    if (memory := snapshot.memory) is None:
         return []
+    inputs = memory["inputs"]
     pictures = _as_they_are(inputs) if stream is None else stream.picture(snapshot.task - 1, inputs)
     if pictures is None:
         return []
-    labels, scores = snapshot.tensors["labels"], snapshot.tensors["scores"]
+    labels, scores = memory["labels"], memory["scores"]
     chosen = per_class(scores, labels, min(len(labels), max(SHOWN, len(labels.unique()))))
     return [
-        Remembered(image, _class(snapshot, int(labels[i])), None if at_random else float(scores[i]))
+        Remembered(image, _class(memory, int(labels[i])), None if at_random else float(scores[i]))
         for image, i in zip(drawable(pictures[chosen]), chosen, strict=True)
     ]
 
@@ -77,7 +78,7 @@ def _as_they_are(inputs: Tensor) -> Tensor | None:
     return None if shape is None else inputs.reshape(-1, *shape)
 
 
-def _class(snapshot: Snapshot, label: int) -> int:
+def _class(memory: State, label: int) -> int:
     """The output a label stands for, which is its place in the head if the task has one."""
-    head = snapshot.state.get("head")
+    head = memory["head"]
     return int(head[label]) if head else label

@@ -43,8 +43,8 @@ def _boundaries(stream: Stream, model: nn.Module, snapshots: Sequence[Snapshot])
     memory: list[tuple[Array, Array]] = []
     for snapshot in snapshots:
         model.load_state_dict(snapshot.weights)
-        if "inputs" in snapshot.tensors:
-            memory.append((snapshot.tensors["inputs"].double().numpy(), snapshot.tensors["labels"].double().numpy()))
+        if kept := snapshot.memory:
+            memory.append((kept["inputs"].double().numpy(), kept["labels"].double().numpy()))
         yield Boundary(snapshot.task, extent, _probability(model, extent), points[: snapshot.task], list(memory))
 
 

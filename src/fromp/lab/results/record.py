@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
+from fromp.foundation.state import State
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, settings_for
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.methods.registry import METHODS
@@ -21,14 +22,8 @@ class Snapshot:
     """The weights after a task and what was remembered of it."""
 
     task: int  # how many were learned
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
-
-    @property
-    def weights(self) -> dict[str, Tensor]:
-        """The network's state."""
-        mark = "weights."
-        return {name.removeprefix(mark): value for name, value in self.tensors.items() if name.startswith(mark)}
+    weights: dict[str, Tensor]
+    memory: State | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +92,8 @@ class Experiment:
         found: list[Snapshot] = []
         while (path / str(len(found) + 1) / storage.MANIFEST).exists():
             task = len(found) + 1
-            found.append(Snapshot(task, *storage.read(path / str(task), "task")))
+            state = storage.read(path / str(task), "task")
+            found.append(Snapshot(task, state["weights"], state["memory"]))
         return found
 
     def trace(self, seed: int) -> "Trace | None":
@@ -105,8 +101,8 @@ class Experiment:
         path = store.seed_folder(self.path, seed) / "trace"
         if not (path / storage.MANIFEST).exists():
             return None
-        tensors, state = storage.read(path, "trace")
-        columns = dict(zip(state["names"], tensors["values"].unbind(1), strict=True))
+        state = storage.read(path, "trace")
+        columns = dict(zip(state["names"], state["values"].unbind(1), strict=True))
         return Trace(columns, state["true"], [begins for begins, _ in state["found"]])
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fromp.derivatives.model import Head
 from fromp.foundation.examples import Examples
-from fromp.lab.methods.base import under
+from fromp.foundation.state import State
+from fromp.lab.methods.base import Penalised
 from fromp.likelihoods import Likelihood
 from fromp.memory import assess, per_class
 from fromp.regulariser import FROMP
@@ -29,12 +30,12 @@ class Coreset(ABC):
         """Called once the task that was last chosen from has ended."""
         return
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the choice for the next task depends on, as tensors and as JSON values."""
-        return {}, {}
+    def state_dict(self) -> State:
+        """What the choice for the next task depends on."""
+        return {}
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Return to a state that `state` gave."""
+    def load_state_dict(self, state: State) -> None:
+        """Return to a state that `state_dict` gave."""
         return
 
 
@@ -68,12 +69,12 @@ class MemorableCoreset(Coreset):
     def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
         from fromp.lab.engine.fit import Fit  # which knows the methods, as this does
 
-        fromp, (tensors, state) = self._fromp, self._kept
-        fromp.model.load_state_dict(under(tensors, "model."))
-        fromp.restore(under(tensors, "fromp."), state)
+        fromp = self._fromp
+        fromp.model.load_state_dict(self._kept["model"])
+        fromp.load_state_dict(self._kept["fromp"])
         with torch.random.fork_rng(devices=[]):  # dropout's masks: the same when a run is taken up again
             torch.manual_seed(self._seed + task)
-            for _ in Fit(fromp, [(examples, head)], self._base.optimisation(), self._seed + task).steps():
+            for _ in Fit(Penalised(fromp), [(examples, head)], self._base.optimisation(), self._seed + task).steps():
                 pass
         scores, classes = assess(fromp.model, examples, fromp.likelihood, torch.Generator(), head, fromp.score)
         fromp.end_task(examples, head)
@@ -84,13 +85,12 @@ class MemorableCoreset(Coreset):
     def keep(self) -> None:
         self._kept = self._next
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state_dict(self) -> State:
         return self._kept
 
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self._kept = (tensors, state)
+    def load_state_dict(self, state: State) -> None:
+        self._kept = state
 
-    def _present(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, state = self._fromp.state()
-        model = {f"model.{name}": value.clone() for name, value in self._fromp.model.state_dict().items()}
-        return {**model, **{f"fromp.{name}": value for name, value in tensors.items()}}, state
+    def _present(self) -> State:
+        model = {name: value.clone() for name, value in self._fromp.model.state_dict().items()}
+        return {"model": model, "fromp": self._fromp.state_dict()}

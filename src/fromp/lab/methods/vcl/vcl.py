@@ -14,11 +14,12 @@ from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import Examples, SomeExamples, as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets, under
+from fromp.foundation.state import State
+from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
 from fromp.lab.methods.vcl.coreset import Coreset
 from fromp.lab.methods.vcl.usage import not_linear, of_other_heads
 from fromp.likelihoods import Likelihood
-from fromp.memory import Memory, pack, unpack
+from fromp.memory import Memory
 
 SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
 
@@ -43,8 +44,6 @@ class VCL(Method):
     With a coreset, some examples of each task are withheld from its training; before a test, the posterior of all
     tasks is refined on them, head by head, and put back afterwards.
     """
-
-    first_task_is_plain = False
 
     def __init__(
         self,
@@ -104,7 +103,9 @@ class VCL(Method):
         self._other_heads_only = of_other_heads(self.model, x, head)
         self._sampled = not_linear(self.model, x, head)
         if self.start != "posterior":
-            self._posterior().take(self._beginning(), {name: 1 - mask for name, mask in self._other_heads_only.items()})
+            self._posterior().copy_where(
+                self._beginning(), {name: 1 - mask for name, mask in self._other_heads_only.items()}
+            )
         self.num_examples = len(examples)
         if self.coreset is None:
             return [(examples, head)]
@@ -113,7 +114,7 @@ class VCL(Method):
         left[held] = False
         x, y = examples.take(held)
         x = inputs.transform(lambda part: part.clone(), x)
-        self._held = Memory(inputs.move(x, device_of(self.model)), y.to(device_of(self.model)), scores, head)
+        self._held = Memory(inputs.move(x, device_of(self.model)), y.to(device_of(self.model)), scores, head, held)
         self.num_examples = int(left.sum())
         return [(SomeExamples(examples, left.nonzero().flatten()), head)]
 
@@ -140,12 +141,12 @@ class VCL(Method):
             self._sampled = not_linear(self.model, inputs.move(x, device_of(self.model)), as_head(head))
         posterior = self._posterior().copies()
         if self._other_heads_only:
-            posterior.take(self.prior, self._other_heads_only)
+            posterior.copy_where(self.prior, self._other_heads_only)
         self.prior, self._other_heads_only = posterior, {}
         self._ended, self.num_examples = self._ended + 1, 0
         if self.coreset is not None and self._held is not None:
             self.coreset.keep()
-            self.memories.append(self._held)
+            self._memories.append(self._held)
             self._held = None
             self._refined = {head: self._refine(head) for head in dict.fromkeys(m.head for m in self.memories)}
 
@@ -156,34 +157,31 @@ class VCL(Method):
         means = [self.likelihood.mean(self._sample(q, x, head, noise)) for _ in range(TEST_SAMPLES)]
         return torch.stack(means).mean(0)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, memories = pack(self.memories)
-        tensors |= {f"log_deviation.{name}": value.detach() for name, value in self.log_deviation.items()}
-        tensors |= self.prior.tensors("prior") | self._start.tensors("start") | {"generator": self._noise.get_state()}
-        for place, q in enumerate(self._refined.values()):
-            tensors |= q.tensors(f"refined.{place}")
-        state: dict[str, Any] = {
-            "memories": memories, "refined": list(self._refined), "ended": self._ended,
-            "num_examples": self.num_examples, "sampled": self._sampled,
-        }  # fmt: skip
-        if self.coreset is not None:
-            more, state["coreset"] = self.coreset.state()
-            tensors |= {f"coreset.{name}": value for name, value in more.items()}
-        return tensors, state
-
-    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        if self.coreset is not None:
-            self.coreset.restore(under(tensors, "coreset."), state["coreset"])
-        tensors = self.here({name: t for name, t in tensors.items() if not name.startswith("coreset.")})
-        with torch.no_grad():
-            for name, value in under(tensors, "log_deviation.").items():
-                self.log_deviation[name].copy_(value)
-        self.memories = unpack(tensors, state["memories"])
-        self.prior, self._start = (Gaussians.of(tensors, mark) for mark in ("prior", "start"))
-        self._refined = {
-            as_head(head): Gaussians.of(tensors, f"refined.{place}") for place, head in enumerate(state["refined"])
+    def state_dict(self) -> State:
+        state: State = {
+            "memories": [memory.state_dict() for memory in self.memories],
+            "log_deviation": dict(self.log_deviation),
+            "prior": self.prior.state_dict(),
+            "start": self._start.state_dict(),
+            "refined": [{"head": head, "q": q.state_dict()} for head, q in self._refined.items()],
+            "generator": self._noise.get_state(),
+            "ended": self._ended,
+            "num_examples": self.num_examples,
+            "sampled": self._sampled,
         }
-        self._noise.set_state(tensors["generator"])
+        return state if self.coreset is None else {**state, "coreset": self.coreset.state_dict()}
+
+    def load_state_dict(self, state: State) -> None:
+        device = device_of(self.model)
+        if self.coreset is not None:
+            self.coreset.load_state_dict(state["coreset"])
+        with torch.no_grad():
+            for name, value in state["log_deviation"].items():
+                self.log_deviation[name].copy_(value)
+        self._memories = [Memory.from_state(memory, device) for memory in state["memories"]]
+        self.prior, self._start = (Gaussians.from_state(state[key], device) for key in ("prior", "start"))
+        self._refined = {as_head(of["head"]): Gaussians.from_state(of["q"], device) for of in state["refined"]}
+        self._noise.set_state(state["generator"].cpu())
         self._ended, self.num_examples = state["ended"], state["num_examples"]
         self._sampled = None if state["sampled"] is None else tuple(state["sampled"])
 
@@ -211,7 +209,6 @@ class VCL(Method):
             order = torch.randperm(like.numel(), generator=random).to(like.device)
             return self._start.mean[name].flatten()[order].view_as(like)
 
-        # In the model's order, which the weights of a checkpoint may not have.
         mean = {name: fresh(name, like) for name, like in self.log_deviation.items()}
         return Gaussians(mean, self._start.log_deviation)
 
@@ -244,17 +241,16 @@ class Gaussians:
         self.mean, self.log_deviation = dict(mean), dict(log_deviation)
 
     @classmethod
-    def of(cls, tensors: dict[str, Tensor], mark: str) -> "Gaussians":
-        """What `tensors` gave."""
-        return cls(under(tensors, f"{mark}.mean."), under(tensors, f"{mark}.log_deviation."))
+    def from_state(cls, state: State, device: torch.device) -> "Gaussians":
+        """The Gaussians that `state_dict` describes, on a device."""
+        return cls(*({name: v.to(device) for name, v in state[key].items()} for key in ("mean", "log_deviation")))
 
-    def tensors(self, mark: str) -> dict[str, Tensor]:
-        """Both moments of every weight, by name."""
-        tensors = {f"{mark}.mean.{name}": value for name, value in self.mean.items()}
-        return tensors | {f"{mark}.log_deviation.{name}": value for name, value in self.log_deviation.items()}
+    def state_dict(self) -> State:
+        """Both moments of every weight."""
+        return {"mean": self.mean, "log_deviation": self.log_deviation}
 
     @torch.no_grad()
-    def take(self, other: "Gaussians", where: Weights) -> None:
+    def copy_where(self, other: "Gaussians", where: Weights) -> None:
         """Become the other one, in place, wherever `where` is 1; a weight it does not name, altogether."""
         for mine, its in ((self.mean, other.mean), (self.log_deviation, other.log_deviation)):
             for name, value in mine.items():
