@@ -353,9 +353,9 @@ def test_a_restored_detector_goes_on(make):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Welch(0.0), "threshold=0.0 is impossible"),
-        (lambda: Welch(examples=1), "examples=1 of a minibatch have no variance"),
-        (lambda: Calibrated(1.0), "false_alarm=1.0 is no probability"),
+        (lambda: Welch(0.0), r"threshold must be positive and finite, such as 1.3 \(got 0.0\)"),
+        (lambda: Welch(examples=1), "examples must be at least 2"),
+        (lambda: Calibrated(1.0), r"false_alarm must be in \(0, 1\)"),
         (lambda: Calibrated(tests=[(fit, 0)]), r"runs of \[0\]"),
         (lambda: Calibrated(tests=[]), r"runs of \[\]"),
         (lambda: Calibrated(window=9), "a window of 9"),

@@ -305,7 +305,7 @@ def test_another_folder_is_refused(tmp_path):
             lambda: learner(reservoir=5, min_task_examples=5),
             "memory_size=10 is larger than min_task_examples=5",
         ),
-        (lambda: TaskFree(Joint(nn.Linear(2, 2), Categorical()), None), "Joint must be told when a task begins"),
+        (lambda: TaskFree(Joint(nn.Linear(2, 2), Categorical()), None), "Joint needs to know when a task begins"),
         (lambda: learner().end_task(), "the reservoir is empty"),
     ],
 )
@@ -315,7 +315,7 @@ def test_wrong_arguments(make, message):
 
 
 def test_a_reservoir_of_one_is_impossible():
-    with pytest.raises(FrompError, match="a reservoir of 1 examples is impossible"):
+    with pytest.raises(FrompError, match="a reservoir must hold at least 2 examples"):
         Reservoir(1)
 
 

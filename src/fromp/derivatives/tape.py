@@ -70,7 +70,7 @@ class Tape:
 
     def _check_independence(self) -> None:
         """An error if what the model says of an example depends on the others in its batch."""
-        if not bool(torch.isfinite(self.f).all()):  # there is no telling, and others will say what is wrong
+        if not bool(torch.isfinite(self.f).all()):  # the check cannot tell; other checks report it
             return
         with torch.no_grad():
             two = outputs(self.model, inputs.take(self.x, slice(0, 2)), self.head, self.weights)

@@ -1,1 +1,1 @@
-"""Learning without announced tasks."""
+"""Learning without given task boundaries."""

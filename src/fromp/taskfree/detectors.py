@@ -1,7 +1,7 @@
-"""Where a new task begins when it is not announced: the appendix "Task boundary detection", and what it leaves undone.
+"""Detection of task boundaries: the appendix "Task boundary detection", and what it proposes without trying it.
 
-A detector looks at each minibatch before it is trained on. It compares the network now with the network as the
-present task found it, at the minibatch's inputs.
+A detector sees each minibatch before it is trained on. It compares the network now with the network at the start of the
+current task, at the minibatch's inputs.
 """
 
 import math
@@ -19,28 +19,28 @@ from fromp.regulariser import FROMP
 from fromp.taskfree.evidence import Evidence, Signal, distance, divergence_of, fit, squared_differences
 from fromp.taskfree.ranks import rank_sum
 
-FALSE_ALARM = 1e-6  # for each minibatch
+FALSE_ALARM = 1e-6  # probability per minibatch
 
 
 class Verdict(Enum):
-    """What is to be done with a minibatch."""
+    """What to do with a minibatch."""
 
-    SAME = "same"  # it belongs to the present task, and so do those held back before it
+    SAME = "same"  # it belongs to the current task, and so do those held back before it
     UNSURE = "unsure"  # hold it back until the next one has come
-    NEW = "new"  # it is of a new task, which began with it or with one of those held back
+    NEW = "new"  # it belongs to a new task, which began with it or with one of those held back
 
 
 class Detector(ABC):
     """Decides, minibatch after minibatch, whether a new task has begun."""
 
-    names: tuple[str, ...]  # of the numbers in `values`
+    names: tuple[str, ...]  # what the numbers in `values` are
 
     def __init__(self, examples: int | None) -> None:
         if examples is not None and examples < 2:
-            raise FrompError(f"examples={examples} of a minibatch have no variance; use at least 2, or None for all.")
-        self.examples = examples  # of a minibatch that the networks are run on; None for all
-        self.values: Sequence[float] = ()  # what the last minibatch came to
-        self.fresh = 1  # how many minibatches are of the new task when there is one: the last, and those held before
+            raise FrompError(f"examples must be at least 2, or None for all (got {examples}): fewer have no variance.")
+        self.examples = examples  # the networks run on that many of a minibatch; None for all
+        self.values: Sequence[float] = ()  # statistics of the last minibatch
+        self.fresh = 1  # after NEW: how many of the minibatches, the last ones, belong to the new task
         self.begin_task()
 
     def _record_values(self, values: Sequence[float]) -> None:
@@ -55,7 +55,7 @@ class Detector(ABC):
 
     @abstractmethod
     def begin_task(self) -> None:
-        """Forget the minibatches so far: they were of another task."""
+        """Forget the minibatches so far: they belonged to another task."""
 
     @abstractmethod
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
@@ -63,7 +63,7 @@ class Detector(ABC):
 
     @abstractmethod
     def state_dict(self) -> State:
-        """What was noted of the minibatches so far."""
+        """Everything recorded of the minibatches so far."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
@@ -82,7 +82,7 @@ class Welch(Detector):
 
     def __init__(self, threshold: float = 1.3, examples: int | None = None) -> None:
         if not 0 < threshold < float("inf"):
-            raise FrompError(f"threshold={threshold} is impossible; it must be positive and finite, such as 1.3.")
+            raise FrompError(f"threshold must be positive and finite, such as 1.3 (got {threshold}).")
         self.threshold = threshold
         super().__init__(examples)
 
@@ -92,7 +92,7 @@ class Welch(Detector):
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
         squares = squared_differences(evidence).double()
         mean = squares.mean(0)
-        if len(squares) < 2:  # a last minibatch of a single example has no variance; the next goes by those before it
+        if len(squares) < 2:  # one example has no variance; the next minibatch is compared with the one before
             self._record_values([float(mean.sum()), 0.0])
             return Verdict.SAME
         now = Moments(mean.tolist(), squares.std(0).tolist(), len(squares))
@@ -109,7 +109,7 @@ class Welch(Detector):
 
 
 class Moments(NamedTuple):
-    """Of a minibatch's values, for each output."""
+    """Mean and deviation of a minibatch's values, for each output."""
 
     mean: list[float]
     deviation: list[float]
@@ -133,33 +133,34 @@ def welch(before: Moments, now: Moments) -> float:
 
 @final
 class Calibrated(Detector):
-    """A new task has begun when r minibatches rank too low among the present task's last n.
+    """A new task has begun when r minibatches rank too low among the current task's last n.
 
-    Nothing is set by hand. As long as the task stays the same, its last n values and the next r come in any order with
-    the same probability. So the rank sum U, the number of pairs of one of the r and one of the n below it, has the
-    distribution of Mann and Whitney whatever that of the values: heavy tails cost nothing. U may be as high as keeps
-    its probability within `false_alarm`, divided by the number of `tests`: that is for each minibatch the probability
-    that a new task is announced there though none began. Each test is a signal and an r: few minibatches tell a large
-    drop at once, many tell a small one. While n is too small for few, r is larger.
+    No threshold is chosen by hand. While the task stays the same, every order of its last n values and the next r has
+    the same probability. So the rank sum U, the number of pairs of one of the r and one of the n below it, follows
+    the distribution of Mann and Whitney, whatever the distribution of the values. The critical value of U is the
+    highest whose probability is at most `false_alarm`, divided by the number of `tests`: `false_alarm` is the
+    probability per minibatch that a new task is announced though none began. Each test is a signal and an r: few
+    minibatches show a large drop at once, many show a small one. If n is too small for the r that is asked for, r is
+    larger.
 
-    That any order is as likely is an assumption, and this is done for it. Early in a task the values still rise: only
-    the younger half of the task's minibatches counts, `window` of them at most. A rise makes alarms rarer. The
-    minibatches in doubt are held back untrained; nothing is learned from a minibatch of the new task before the old one
-    has been remembered. A doubt begins with a rank half as high as the test asks for on the average, and lasts as long
-    as the ranks stay near that. At its end the r minibatches have been seen by one network, the n before by others: if
-    this one happens to be bad, all r are low. So they are tested once more, at the same level: their examples against a
-    sample of the present task's, all seen by the network as it is (`Evidence.chance`). Only what passes both is a new
-    task. The sample has been trained on, which could make new examples look worse: that is what the first test knows
-    nothing of. A task that is confirmed late began with the first of the minibatches in doubt that ranks as low.
+    Equal probability of all orders is an assumption, protected as follows. Early in a task the values still rise,
+    which makes alarms rarer: only the younger half of the task's minibatches counts, at most `window` of them.
+    Suspected minibatches are held back untrained, so nothing is learned from a new task before the old one has been
+    remembered. A suspicion begins with a rank half as high as the test's average, and lasts while the ranks stay near
+    that. Then the r minibatches have been seen by one network and the n before by others: if this network happens to
+    be bad, all r are low. So a second test at the same level compares their examples with a sample of the current
+    task's, all seen by the network as it is (`Evidence.chance`). Only minibatches that pass both tests are a new
+    task. The sample has been trained on, which could make new examples look worse; the first test does not depend on
+    it. A task that is confirmed late began with the first of the minibatches held back that ranks as low.
 
-    There are two signals, because new data shows in two ways. `distance` is low where the task has not moved the
-    network (the paper's insight), even if an earlier task taught it the answers. `fit` is low where its answers are
-    wrong, even if the new data is close to the old: then it drops by little, which takes many minibatches.
-    `Calibrated.on_divergence(reg)` has the full GP predictives for its only signal instead.
+    There are two signals, because new data differ in two ways. `distance` is low if the task has not moved the
+    network there (the paper's insight), even if an earlier task taught it the answers. `fit` is low if the answers
+    are wrong, even if the new data are close to the old: then it drops by little, which takes many minibatches to
+    show. `Calibrated.on_divergence(reg)` uses the divergence of the full GP predictives as its only signal.
     """
 
-    FEWEST = 10  # values to compare with
-    PATIENCE = 0.3  # of the n values: by how much the rank sum may be above what is asked for while a doubt lasts
+    FEWEST = 10  # least number of values to compare with
+    PATIENCE = 0.3  # times n: how far the rank sum may exceed its share of the critical value during a suspicion
 
     def __init__(
         self,
@@ -170,12 +171,12 @@ class Calibrated(Detector):
         examples: int | None = 32,
     ) -> None:
         if not 0 < false_alarm < 1:
-            raise FrompError(f"false_alarm={false_alarm} is no probability; it must be in (0, 1), such as 1e-6.")
+            raise FrompError(f"false_alarm must be in (0, 1), such as 1e-6 (got {false_alarm}).")
         runs = [run for _, run in tests]
         if not runs or min(runs) < 1 or window < self.FEWEST:
             raise FrompError(
-                f"tests with runs of {runs} in a window of {window} are impossible; "
-                f"use at least one test, runs of at least 1 and a window of at least {self.FEWEST}."
+                f"Calibrated needs at least one test, runs of at least 1 and a window of at least {self.FEWEST} "
+                f"(got runs of {runs} and a window of {window})."
             )
         self.false_alarm, self.tests, self.window = false_alarm, tuple(tests), window
         self._signals = list(dict.fromkeys(signal for signal, _ in tests))
@@ -184,7 +185,7 @@ class Calibrated(Detector):
 
     @classmethod
     def on_divergence(cls, regulariser: FROMP, false_alarm: float = FALSE_ALARM) -> "Calibrated":
-        """With what the paper proposes and leaves undone for its only signal; for FROMP, which keeps a precision."""
+        """With the signal that the paper proposes without trying it; for FROMP, which keeps a precision."""
         divergence = divergence_of(regulariser)
         return cls(false_alarm, tests=((divergence, 4), (divergence, 24)), examples=16)
 
@@ -192,8 +193,8 @@ class Calibrated(Detector):
         self._age = 0
         self._recent: deque[list[float]] = deque()  # values of the task's minibatches, by signal
         self._sorted: list[list[float]] = [[] for _ in self._signals]  # the same, for each signal
-        self._held: list[list[float]] = []  # of those in doubt
-        self._runs: list[RankStreak] = []  # of each test, as it was set up when the doubt began
+        self._held: list[list[float]] = []  # values of the minibatches held back
+        self._runs: list[RankStreak] = []  # one per test, set up when the suspicion began
 
     def examine(self, evidence: Evidence, armed: bool = True) -> Verdict:
         values = [float(signal(evidence).mean()) for signal in self._signals]
@@ -216,7 +217,7 @@ class Calibrated(Detector):
         return Verdict.SAME
 
     def _extent(self, run: "RankStreak") -> int:
-        """How many minibatches are of the new task: those of the run, and those just before that rank no higher."""
+        """How many minibatches belong to the new task: those of the run, and those just before that rank no higher."""
         ranks = [bisect_right(self._sorted[run.signal], values[run.signal]) for values in self._held]
         highest, count = max(ranks[-run.needed :]), run.needed
         while count < len(ranks) and ranks[-count - 1] <= highest:
@@ -224,7 +225,7 @@ class Calibrated(Detector):
         return count
 
     def _confirmed(self, run: "RankStreak", evidence: Evidence) -> bool:
-        """Whether its minibatches are lower than the task also when one network sees both; else it starts again."""
+        """Whether its minibatches are lower than the task also when one network sees both; if not, it starts again."""
         chance = evidence.chance(self._signals[run.signal], run.needed)
         if chance > self.false_alarm / len(self.tests):
             run.clear()
@@ -242,7 +243,7 @@ class Calibrated(Detector):
         return runs
 
     def _note(self, values: list[float]) -> None:
-        """Values of the present task: those of the younger half of its minibatches are kept, in order and sorted."""
+        """Record values of the current task; those of its younger half are kept, in order and sorted."""
         self._age += 1
         self._recent.append(values)
         for column, value in zip(self._sorted, values, strict=True):
@@ -265,14 +266,14 @@ class Calibrated(Detector):
 
 @dataclass
 class RankStreak:
-    """The last minibatches, as long as they may still come to what a test asks for, and how many it takes."""
+    """The last minibatches, as long as they may still pass a test, and how many it takes."""
 
     signal: int
     needed: int
-    highest: int  # rank sum of those
-    patience: int  # how far the rank sum may be above its share of the highest, after a first rank of half as much
+    highest: int  # critical value of their rank sum
+    patience: int  # how far the rank sum may exceed its share of `highest`; the first rank must be below half of it
     length: int = 0
-    ranks: int = 0  # their sum
+    ranks: int = 0  # sum of the ranks so far
 
     def count(self, rank: int) -> None:
         """Take the next minibatch into account."""

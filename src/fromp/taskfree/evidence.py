@@ -1,4 +1,4 @@
-"""What tells a new task from the present one: the network now, the network as the task found it, and signals."""
+"""What distinguishes a new task from the current one: the network now, the network at the task's start, and signals."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -17,11 +17,11 @@ from fromp.likelihoods import Likelihood
 from fromp.regulariser import FROMP
 from fromp.taskfree.ranks import chance_of_lower, chance_of_lower_mean
 
-REFERENCE_EXAMPLES = 2000  # examples of the present task to compare those in doubt with
+REFERENCE_EXAMPLES = 2000  # examples of the current task to compare those held back with
 
 
 class Evidence:
-    """A minibatch that has not been trained on, the network now and the network as the present task found it."""
+    """A minibatch that has not been trained on, the network now and the network at the start of the current task."""
 
     def __init__(
         self,
@@ -30,10 +30,10 @@ class Evidence:
         likelihood: Likelihood,
         x: Inputs,
         y: Tensor,
-        examples: int | None = None,  # that networks are run on for the sake of looking
-        f: Tensor | None = None,  # f(x) of all of them, if it is known: looking then costs one pass, not two
-        held: Sequence[Batch] = (),  # the minibatches before this one that are in doubt, and not trained on either
-        sample: Callable[[], Batch] | None = None,  # examples of the present task
+        examples: int | None = None,  # how many of the minibatch the networks are run on; None for all
+        f: Tensor | None = None,  # f(x) of the whole minibatch, if it is known; saves one forward pass
+        held: Sequence[Batch] = (),  # the minibatches held back before this one, untrained
+        sample: Callable[[], Batch] | None = None,  # draws examples of the current task
     ) -> None:
         self.model, self.past, self.likelihood = model, past, likelihood
         self.few, self._f = inputs.take(x, slice(0, examples)), f
@@ -50,17 +50,17 @@ class Evidence:
 
     @cached_property
     def nll(self) -> Tensor:
-        """Of each label under the network now; it can be descended if f can: (b,)."""
+        """nll of each label under the network now, differentiable if f is: (b,)."""
         return self.likelihood.nll(self.now if self._f is None else self._f, self.y)
 
     @cached_property
     def before(self) -> Tensor:
-        """f of the network as the task found it, for the first few: (few, c)."""
+        """f of the network at the start of the task, for the first few: (few, c)."""
         with evaluating(self.past), torch.no_grad():
             return outputs(self.past, self.few)
 
     def chance(self, signal: "Signal", minibatches: int) -> float:
-        """P of a signal as low as it is on the last minibatches, if they were of the present task like its sample.
+        """P of a signal as low as it is on the last minibatches, if they belonged to the current task like its sample.
 
         One network sees both, so that it makes no difference how good it is at the moment. Low is a low rank sum, if
         most examples are a little worse off, or a low mean, if few are and those much; P is doubled for the choice.

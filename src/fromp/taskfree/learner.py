@@ -29,7 +29,7 @@ class Boundary(NamedTuple):
 
 @final
 class TaskFree:
-    """Trains a model on minibatches as they come, finds out by itself where a task ends, and remembers it then.
+    """Trains a model on minibatches as they come, detects where a task ends, and remembers it then.
 
         learner = TaskFree(FROMP(model, Categorical(), tau=0.5, memory_size=200), optimizer)
         for x, y in stream:
@@ -37,7 +37,7 @@ class TaskFree:
 
     One head for all tasks: labels count over all of the model's outputs.
 
-    optimizer: its state starts anew with each task, as in the paper.
+    optimizer: its state is cleared at the start of each task, as in the paper.
     detector: `Calibrated()`, `Calibrated.on_divergence()`, or `Welch(threshold)` for the paper's.
     reservoir: distinct examples of the present task that are kept, to remember it by when it ends.
     min_task_examples: distinct examples that a task has at least; no change is looked for before, nor in its first ten
@@ -71,7 +71,7 @@ class TaskFree:
             )
         if hasattr(regulariser, "begin_task"):
             raise FrompError(
-                f"{type(regulariser).__name__} must be told when a task begins; use a regulariser that need not, "
+                f"{type(regulariser).__name__} needs to know when a task begins; use a regulariser that does not, "
                 "such as FROMP."
             )
         if not isinstance(regulariser, Regulariser):
@@ -84,17 +84,17 @@ class TaskFree:
         self.detector = Calibrated() if detector is None else detector
         self.reservoir = Reservoir(reservoir, seed)
         self.boundaries: list[Boundary] = []
-        self.verdict = Verdict.SAME  # on the last minibatch
-        self.loss = Loss(torch.zeros(()), torch.zeros(()))  # of the last step
-        self._seen, self._age = 0, 0  # minibatches in all, and of the present task
+        self.verdict = Verdict.SAME  # for the last minibatch
+        self.loss = Loss(torch.zeros(()), torch.zeros(()))  # loss of the last step
+        self._seen, self._age = 0, 0  # minibatches in all, and in the current task
         self._held: list[Batch] = []
         self._past = copy.deepcopy(regulariser.model).eval().requires_grad_(False)
-        self._shared: bool | None = None  # whether one pass serves to look and to learn, once it is known
-        self._first: Tensor | None = None  # nll of the first minibatch held back: the weights are still those
+        self._shared: bool | None = None  # whether one forward pass serves both detection and training
+        self._first: Tensor | None = None  # nll of the first minibatch held back, valid while the weights stay
 
     @property
     def model(self) -> nn.Module:
-        """What learns."""
+        """The model that is trained."""
         return self.regulariser.model
 
     def observe(self, x: Inputs, y: Tensor) -> Verdict:
@@ -103,7 +103,7 @@ class TaskFree:
             self._shared = self._one_pass(x)
         f = None
         if self._shared:
-            # The graph of the first minibatch of a doubt outlives this call, the caller's tensors may not.
+            # The graph of the first minibatch held back outlives this call, the caller's tensors may not.
             x, y = (x, y) if self._held else (inputs.transform(torch.clone, x), y.clone())
             with torch.set_grad_enabled(not self._held):
                 f = outputs(self.model, x)
@@ -112,7 +112,7 @@ class TaskFree:
         return self.verdict
 
     def admit(self, x: Inputs, y: Tensor, f: Tensor | None = None) -> Iterator[Batch]:
-        """The same for a loop of one's own: yields the minibatches to train on now, none while it is unsure.
+        """The same for your own loop: yields the minibatches to train on now, none while the verdict is UNSURE.
 
         Go through all of them before the next call: a task that has ended is remembered between two of them.
 
@@ -134,11 +134,11 @@ class TaskFree:
             yield from self._accept(len(self._held))
 
     def release(self) -> Iterator[Batch]:
-        """What is still held back, to train on: for a loop of one's own, when a stream ends or before `end_task`."""
+        """The minibatches still held back, to train on: for your own loop, when a stream ends or before `end_task`."""
         return self._accept(len(self._held))
 
     def end_task(self) -> None:
-        """Learn from what is held back, and remember the task: for a boundary that is known, or the stream's end."""
+        """Train on the minibatches held back, and remember the task: at a known boundary, or at the stream's end."""
         for batch in self.release():
             self._descend(batch)
         self._remember(Boundary(self._seen, self._seen))
@@ -149,7 +149,7 @@ class TaskFree:
         storage.write(path, "task-free", {"model": model, "regulariser": regulariser, "learner": self.state_dict()})
 
     def load(self, path: str | os.PathLike) -> None:
-        """Go on from what `save` wrote, with the same kind of model, regulariser, optimiser and detector."""
+        """Continue from what `save` wrote, with the same kind of model, regulariser, optimizer and detector."""
         state = storage.read(path, "task-free")
         shapes, own = ({n: [*w.shape] for n, w in of.items()} for of in (state["model"], self.model.state_dict()))
         same = {name: (state["learner"].get(name), mine) for name, mine in self._kind().items()}
@@ -159,7 +159,7 @@ class TaskFree:
                 raise CheckpointError(
                     f"{os.fspath(path)} was saved with {name} {saved}, this learner has {mine}; make it the same."
                 )
-        self.regulariser.load_state_dict(state["regulariser"])  # the first, since it may still refuse
+        self.regulariser.load_state_dict(state["regulariser"])  # first, because it may raise
         self.model.load_state_dict(state["model"])
         self.load_state_dict(state["learner"])
 
@@ -200,9 +200,9 @@ class TaskFree:
         return self.detector.examine(evidence, armed)
 
     def _one_pass(self, x: Inputs) -> bool:
-        """Whether the pass that learns can serve to look: it must give what evaluation does, and leave nothing behind.
+        """Whether the training pass can serve detection: it must give the outputs of evaluation and change no buffer.
 
-        With dropout it gives something else, and with batch norm it writes on buffers, also for minibatches in doubt.
+        With dropout the outputs differ, and batch norm writes on buffers, also for minibatches held back.
         """
         model = self.model
         if next(model.buffers(), None) is not None:
@@ -216,12 +216,12 @@ class TaskFree:
                 return torch.equal(learning, outputs(model, x))
 
     def _sample(self) -> Batch:
-        """Some of the present task."""
+        """Examples of the current task."""
         sample = self.reservoir.sample()
         return sample.x, sample.y
 
     def _accept(self, count: int) -> Iterator[Batch]:
-        """The first few of those held back belong to the present task."""
+        """The first `count` of the minibatches held back, which belong to the current task."""
         for _ in range(count):
             x, y = self._held.pop(0)
             self.reservoir.add(x, y)

@@ -1,4 +1,4 @@
-"""Probabilities of rank sums and means, exact and in the limit, if every order of the values is as likely."""
+"""Probabilities of rank sums and means, exact and in the limit, if all orders of the values are equally likely."""
 
 import math
 from functools import lru_cache

@@ -16,7 +16,7 @@ from fromp.foundation.state import State
 
 @final
 class Sample(Examples):
-    """Examples of which each stands for `weight` of the task's."""
+    """A sample of a task, each example standing for `weight` of the task's."""
 
     def __init__(self, x: Inputs, y: Tensor, weight: float) -> None:
         self.x, self.y, self.weight = x, y, weight
@@ -38,7 +38,7 @@ class Reservoir:
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
         if capacity < 2:
-            raise FrompError(f"a reservoir of {capacity} examples is impossible; use at least 2.")
+            raise FrompError(f"a reservoir must hold at least 2 examples (got {capacity}).")
         self.capacity, self.seed = capacity, seed
         self.clear()
 
@@ -58,7 +58,7 @@ class Reservoir:
         return (self.capacity - 1) / -self._heap[0][0] if full else float(len(self))
 
     def add(self, x: Inputs, y: Tensor) -> None:
-        """Show it a minibatch."""
+        """Add a minibatch to the sample."""
         slots: dict[int, int] = {}
         for place, number in enumerate(hashes([*inputs.tensors(x), y], self.seed).tolist()):
             if number in self._hashes:
