@@ -35,7 +35,6 @@ LIBRARY_MAY = {"torch", "safetensors", "fromp"}  # integrations import theirs in
 EXCEPTIONS = {
     ("fromp.lab.benchmarks.catalogue", "fromp.lab.methods.vcl.vcl"),
     ("fromp.lab.methods.vcl.coreset", "fromp.lab.engine.fit"),
-    ("fromp.lab.results.store", "fromp.lab.engine.threads"),
 }
 
 

@@ -21,9 +21,10 @@ from fromp.lab.bench import detectors
 from fromp.lab.benchmarks.catalogue import Settings, as_text, settings_for
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.paper.exhibits import EXHIBITS, ResultsFolder
-from fromp.lab.paper.tables import Table, duration
 from fromp.lab.results import metrics, published, selection
-from fromp.lab.results.record import Experiment, find, forward_transfer
+from fromp.lab.results.format import Table, about, deviation, percent
+from fromp.lab.results.record import Experiment
+from fromp.lab.results.store import find
 
 MARK = re.compile(r"<!-- table: (.+?) -->\n")
 END = "<!-- end -->"
@@ -31,8 +32,6 @@ PAPERS = ("toy", "split-mnist", "permuted-mnist", "split-cifar")  # the paper's 
 # Single-head benchmarks: no task label at test time, except for the methods that need one.
 ONE_HEAD = ("toy", "permuted-mnist", "permuted-fashion", "permuted-digits", "split-mnist-domain", "split-mnist-class")
 FOLDED = 12  # rows of a table of tried settings that is not folded away
-
-Summary = dict[str, float]
 
 
 def documents(root: Path) -> list[Path]:
@@ -96,13 +95,12 @@ def runs(results: Path, benchmarks: str, *methods: str) -> str:
 def _run(results: Path, benchmark: str, method: str, prefix: str) -> list[str]:
     key, found = (benchmark, method), _experiment(results / benchmark / method)
     accuracy, backward = published.AVERAGE_ACCURACY.get(key), published.BACKWARD_TRANSFER.get(key)
-    separate = _experiment(results / benchmark / "separate")
-    forward = forward_transfer(found, separate) if found and separate else None
+    found = found and found.with_forward_transfer(_experiment(results / benchmark / "separate"))
     return [
         prefix + _title(benchmark, method), _printed(accuracy),
-        *(_summary(found, "average_accuracy") or ["not run", "", ""]), _changed(found),
-        _percent(found.summary.get("backward_transfer") if found else None), _printed(backward),
-        _percent(forward), _printed(published.FORWARD_TRANSFER.get(key)),
+        *(_summary(found) or ["not run", "", ""]), _changed(found),
+        percent(found.summary("backward_transfer") if found else None), _printed(backward),
+        percent(found.summary("forward_transfer") if found else None), _printed(published.FORWARD_TRANSFER.get(key)),
     ]  # fmt: skip
 
 
@@ -113,7 +111,7 @@ def tried(results: Path, benchmark: str) -> str:
         place = file.parent.relative_to(results / benchmark).as_posix().removeprefix("selection").strip("./")
         for found in selection.read(file):
             name = f"{place}/{found.name}".removeprefix("/")
-            rows.append([f"`{name}`", *_summary(found, "average_accuracy"), _changed(found)])
+            rows.append([f"`{name}`", *_summary(found), _changed(found)])
     heads = ["", "here: mean ± standard error", "standard deviation", "seeds", "settings changed"]
     filled = Table(heads, rows).markdown()
     if len(rows) <= FOLDED:
@@ -128,7 +126,7 @@ def summary(results: Path, benchmarks: str, *methods: str) -> str:
         cells = [f"`{method}`"]
         for benchmark in benchmarks.split(","):
             found = _experiment(results / benchmark / method)
-            here = _summary(found, "average_accuracy")
+            here = _summary(found)
             reported = published.AVERAGE_ACCURACY.get((benchmark, method))
             text = f"{here[0]} ({here[2]})" if here else "–"
             cells.append(f"{text}<br>paper {reported}" if reported else text)
@@ -142,7 +140,7 @@ def by_task(results: Path, benchmark: str) -> str:
     for method in METHODS:
         found = _experiment(results / benchmark / method)
         if found is not None and found.finished:
-            tasks = zip(*(run["accuracy"][-1] for run in found.finished), strict=True)
+            tasks = zip(*(seed.last for seed in found.finished), strict=True)
             rows.append([f"`{method}`", *(f"{100 * sum(values) / len(values):.1f}" for values in tasks)])
     return Table(["", *(f"task {task}" for task in range(1, len(rows[0])))], rows).markdown()
 
@@ -151,7 +149,7 @@ def curve(results: Path, exhibit: str, setting: str) -> str:
     """Accuracy against a setting, one column per method: the kept runs of one of the paper's figures."""
     kept, cells = ResultsFolder(results), {}
     for required in EXHIBITS[exhibit].needed:
-        if found := _summary(kept.experiment(required), "average_accuracy"):
+        if found := _summary(kept.experiment(required)):
             cells[getattr(required.settings, setting), required.method] = f"{found[0]} ({found[2]})"
     methods = list(dict.fromkeys(method for _, method in cells))
     rows = [[as_text(v), *(cells.get((v, m), "–") for m in methods)] for v in sorted({value for value, _ in cells})]
@@ -165,7 +163,7 @@ def exhibits(results: Path) -> str:
         states = [(kept.state(required), kept.seconds(required)) for required in exhibit.runs()]
         done, wanted = sum(state.done for state, _ in states), sum(state.seeds for state, _ in states)
         seconds = sum((state.seeds - state.done) * each for state, each in states)
-        rest = duration(seconds) if seconds else ""
+        rest = about(seconds) if seconds else ""
         rows.append([f"`{name}`", exhibit.place, exhibit.title, f"{done} of {wanted}", rest])
     return Table(["", "in the paper", "what it shows", "seeds kept", "time for the rest"], rows).markdown()
 
@@ -205,15 +203,17 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> str:
 def task_free(results: Path, benchmark: str, given: str, *found: str) -> str:
     """Runs that find their task boundaries, beside the same with the boundaries given."""
     baseline = _experiment(results / benchmark / given)
-    accuracies = {run["seed"]: run["average_accuracy"] for run in (baseline.finished if baseline else [])}
-    rows = [[f"`{given}`", "given", "", "", "", *(_summary(baseline, "average_accuracy") or ["", "", ""])[::2], ""]]
+    accuracies = {seed.seed: seed.average_accuracy or 0.0 for seed in (baseline.finished if baseline else [])}
+    rows = [[f"`{given}`", "given", "", "", "", *(_summary(baseline) or ["", "", ""])[::2], ""]]
     for name in found:
         experiment = _experiment(results / benchmark / name)
         finished = experiment.finished if experiment else []
-        gains = [run["average_accuracy"] - accuracies[run["seed"]] for run in finished if run["seed"] in accuracies]
-        accuracy = _summary(experiment, "average_accuracy") or ["", "", ""]
-        gain = _percent(metrics.summarise(gains)) if gains else ""
-        rows.append([f"`{name}`", *_boundaries([run["boundaries"] for run in finished]), *accuracy[::2], gain])
+        gains = [(s.average_accuracy or 0.0) - accuracies[s.seed] for s in finished if s.seed in accuracies]
+        accuracy = _summary(experiment) or ["", "", ""]
+        gain = percent(metrics.summarise(gains))
+        rows.append(
+            [f"`{name}`", *_boundaries([seed.boundaries for seed in finished if seed.boundaries]), *accuracy[::2], gain]
+        )
     heads = ("changes found", "off by at most", "false alarms", "thresholds that work", "accuracy", "seeds")
     return Table((f"{benchmark}", *heads, "above given"), rows).markdown()
 
@@ -239,8 +239,8 @@ def measured(results: Path, what: str) -> str:
         return detectors.table([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
     if what == "demo":
         toy = find(results / "toy" / "fromp")[0]
-        seconds = 5 * math.ceil(min(run["seconds"] for run in toy.finished) / 5)  # of a run that had a core for itself
-        accuracy = next(100 * run["average_accuracy"] for run in toy.finished if run["seed"] == 0)
+        seconds = 5 * math.ceil(min(seed.seconds for seed in toy.finished) / 5)  # of a run that had a core for itself
+        accuracy = next(100 * (seed.average_accuracy or 0.0) for seed in toy.finished if seed.seed == 0)
         return f"`make demo` then takes about {seconds} seconds and ends with an average accuracy of {accuracy:.1f} %."
     file = {"quick": "quick/took.json", "bench": "bench/bench.json"}[what]
     found = json.loads((results / file).read_text(encoding="utf-8"))
@@ -269,18 +269,10 @@ def _title(benchmark: str, method: str) -> str:
     return f"`{method}`, given the task label" if told else f"`{method}`"
 
 
-def _summary(found: Experiment | None, metric: str) -> list[str]:
-    """Mean and standard error, standard deviation, and number of seeds; nothing if there is no finished seed."""
-    values = found.summary.get(metric) if found else None
-    if values is None:
-        return []
-    return [_percent(values), f"{100 * values['std']:.2f}" if values["n"] > 1 else "", str(int(values["n"]))]
-
-
-def _percent(values: Summary | None) -> str:
-    if values is None:
-        return ""
-    return f"{100 * values['mean']:.2f}" + (f" ± {100 * values['stderr']:.2f}" if values["n"] > 1 else "")
+def _summary(found: Experiment | None) -> list[str]:
+    """Average accuracy: mean and standard error, standard deviation, number of seeds; nothing without a seed."""
+    values = found.summary("average_accuracy") if found else None
+    return [] if values is None else [percent(values), deviation(values), str(values.n)]
 
 
 def _printed(reported: published.Reported | None) -> str:

@@ -56,7 +56,8 @@ Losses = list[list[tuple[float, float]]]  # data and penalty of each step of eac
 class Learned(NamedTuple):
     """What a run leaves behind."""
 
-    result: dict[str, Any]  # its entry of results.json
+    accuracy: list[list[float]]
+    boundaries: list[list[int]] | None  # those found
     losses: Losses
     weights: dict[str, Tensor]
     outputs: list[Tensor]  # of each task's first test examples, after the last task
@@ -81,7 +82,8 @@ def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) ->
             run.method.predict_outputs(task.test.take(torch.arange(TESTED))[0], task.head, place)
             for place, task in enumerate(map(run.stream.task, range(len(run.stream))))
         ]
-    return Learned(run.result(), losses, run.model.state_dict(), outputs)
+    boundaries = run.result().boundaries
+    return Learned(run.rows, boundaries["found"] if boundaries else None, losses, run.model.state_dict(), outputs)
 
 
 def settings() -> dict[str, Case]:
@@ -92,7 +94,7 @@ def settings() -> dict[str, Case]:
     from fromp.lab.benchmarks.catalogue import settings_for
     from fromp.lab.results import selection
     from fromp.lab.results.plan import Plan
-    from fromp.lab.results.record import find
+    from fromp.lab.results.store import find
 
     results = ROOT / "results"
     every = {path.parent: find(path.parent)[0] for path in results.rglob("results.json")}
@@ -101,12 +103,12 @@ def settings() -> dict[str, Case]:
     found = {}
     for path, kept in sorted(every.items()):
         plan = Plan(kept.benchmark, kept.method, settings_for(kept.benchmark, {}, kept.method))
-        recorded = {"benchmark": kept.benchmark, "method": kept.method, "settings": kept.settings}
-        changed = {key: kept.settings[key] for key in plan.differences(recorded)}
-        accuracy = kept.summary["average_accuracy"]
+        changed = {key: kept.settings[key] for key in plan.differences(kept.plan)}
+        accuracy = kept.summary("average_accuracy")
+        assert accuracy is not None
         found[str(path.relative_to(results))] = {
             "benchmark": kept.benchmark, "method": kept.method, "changed": changed,
-            "mean": accuracy["mean"], "n": accuracy["n"],
+            "mean": accuracy.mean, "n": accuracy.n,
         }  # fmt: skip
     return found
 
@@ -120,8 +122,8 @@ def record(name: str) -> Case:
     for value in learned.weights.values():
         digest.update(value.contiguous().numpy().tobytes())
     return {
-        "accuracy": learned.result["accuracy"],
-        "boundaries": learned.result.get("boundaries", {}).get("found"),
+        "accuracy": learned.accuracy,
+        "boundaries": learned.boundaries,
         "losses": learned.losses,
         "sha256": digest.hexdigest(),
         "weights": {

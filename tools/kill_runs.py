@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from fromp.foundation import storage
-from fromp.lab.engine.threads import environment
+from fromp.lab.results.environment import environment
 
 METHODS = ("fromp", "frorp", "si", "vcl-coreset", "der++", "frcl-trace", "joint", "separate")
 RUN = ["toy", "--tasks", "3", "--epochs", "5", "--quiet", "--checkpoint-seconds", "0.05"]

@@ -14,7 +14,6 @@ from fromp.lab.benchmarks.catalogue import BENCHMARKS, RELEASED_TOY, as_json, se
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.paper.exhibits import EXHIBITS
 from fromp.lab.results import selection
-from fromp.lab.results.store import summary
 
 ROOT = Path(__file__).parents[2]
 MACHINE_PATH = re.compile(r"(?<![\w.~/])/(?:work|root|home|tmp|Users|mnt|var|opt)/\w")
@@ -30,7 +29,7 @@ def write_results(root, benchmark, name, accuracies, method="fromp", **changes):
     found = {"benchmark": benchmark, "method": method, "settings": settings, "environment": {}, "runs": runs}
     path = root / "results" / benchmark / name
     path.mkdir(parents=True, exist_ok=True)
-    (path / "results.json").write_text(json.dumps({**found, "summary": summary(runs)}))
+    (path / "results.json").write_text(json.dumps({**found, "summary": {}}))
 
 
 @pytest.fixture
@@ -151,7 +150,7 @@ def test_settings_were_chosen_on_seeds_of_their_own():
         run["seed"] for path in ROOT.glob("results/toy/*/results.json") for run in json.loads(path.read_text())["runs"]
     }
     tried = [one for one in selection.read(ROOT / "results" / "toy" / "selection.json") if "/" not in one.name]
-    chosen_on = {run["seed"] for one in tried for run in one.runs}
+    chosen_on = {seed.seed for one in tried for seed in one.seeds}
     assert len(tried) == 6
     assert not chosen_on & reported
 
@@ -179,7 +178,7 @@ def test_forward_transfer_comes_from_the_networks_trained_alone(root):
         path = root / "results" / "split-mnist" / method / "results.json"
         found = json.loads(path.read_text())
         found["runs"][0] |= {"accuracy": accuracy, "tasks": 2, "backward_transfer": -0.1}
-        path.write_text(json.dumps({**found, "summary": summary(found["runs"])}))
+        path.write_text(json.dumps({**found, "summary": {}}))
     found = rows(root, "runs split-mnist fromp")["fromp"]
     assert (found["backward transfer"], found["forward transfer"]) == ("-10.00", "-5.00")
     assert found["paper's backward transfer"].startswith("-0.5 ± 0.2")

@@ -393,13 +393,13 @@ def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
 
     whole, tensors, trace = learn(tmp_path / "whole", [])
     again, tensors_again, trace_again = learn(tmp_path / "again", [90, 70, 80])
-    assert again["accuracy"] == whole["accuracy"]
-    assert again["boundaries"] == whole["boundaries"]
+    assert again.accuracy == whole.accuracy
+    assert again.boundaries == whole.boundaries
     assert tensors.keys() == tensors_again.keys()
     assert all(torch.equal(tensors[name], tensors_again[name]) for name in tensors)
     assert torch.equal(trace[0]["values"], trace_again[0]["values"])
     assert len(trace[0]["values"]) == 3 * 135
-    assert whole["boundaries"]["misses"] == 0
+    assert whole.boundaries["misses"] == 0
     if boundaries == "calibrated":
         assert whole["boundaries"]["shifts"] == [0, 0]
         assert whole["boundaries"]["false_alarms"] == 0

@@ -175,8 +175,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     from fromp.lab import report
-    from fromp.lab.engine.watch import console, results_table
+    from fromp.lab.engine.watch import console
     from fromp.lab.results import store
+    from fromp.lab.results.format import results_table
 
     methods = list(dict.fromkeys(_names(options.methods)))
     if not methods:
@@ -190,8 +191,8 @@ def _compare(options: argparse.Namespace) -> int:
     if "separate" in methods:
         for method in methods:
             store.add_forward_transfer(out / method, out / "separate")
-    rows = [(method, store.read(out / method)["summary"]) for method in methods]
-    console().print(results_table(options.benchmark, rows))
+    table = results_table([store.read(out / method) for method in methods])
+    console().print(table.terminal(options.benchmark))
     console().print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
     return 0
 
@@ -266,15 +267,16 @@ def _manner(options: argparse.Namespace) -> Any:
 
 def _finish(out: Path, seed: int, console: Any) -> None:
     from fromp.lab import report
-    from fromp.lab.engine.watch import boundaries_line, matrix_table, results_table
+    from fromp.lab.engine.watch import boundaries_line
     from fromp.lab.results import store
+    from fromp.lab.results.format import matrix_table, results_table
 
     found = store.read(out)
-    run = next(run for run in found["runs"] if run["seed"] == seed)
-    console.print(matrix_table(run["accuracy"], seed))
-    if "boundaries" in run:
-        console.print(boundaries_line(run["boundaries"]), highlight=False)
-    console.print(results_table(found["benchmark"], [(found["method"], found["summary"])]))
+    result = next(one for one in found.seeds if one.seed == seed)
+    console.print(matrix_table(result.accuracy).terminal(f"seed {seed}: accuracy after each task, %"))
+    if result.boundaries is not None:
+        console.print(boundaries_line(result.boundaries), highlight=False)
+    console.print(results_table([found]).terminal(found.benchmark))
     console.print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
 
 

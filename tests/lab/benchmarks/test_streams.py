@@ -160,7 +160,7 @@ def test_digits_forget_less_with_fromp(tmp_path):
     for method in ("fromp", "finetune"):
         plan = Plan("permuted-digits", method, settings_for("permuted-digits", {"tasks": 3, "epochs": 20}))
         run = Run(plan, BENCHMARKS["permuted-digits"], 0, tmp_path / method)
-        forgotten[method] = run.complete()["forgetting"]
+        forgotten[method] = run.complete().forgetting
     assert forgotten["fromp"] < 0.5 * forgotten["finetune"]
 
 

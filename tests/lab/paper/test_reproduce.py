@@ -23,6 +23,7 @@ from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, Required, ResultsFolder,
 from fromp.lab.paper.required import ROUGHLY
 from fromp.lab.report import figures
 from fromp.lab.results import metrics, store
+from fromp.lab.results.record import seed_folder
 
 TINY = Required("toy-less-data", "finetune", 2, {"epochs": 1, "tasks": 2}, "tiny")
 QUICK = [runs for exhibit in EXHIBITS.values() for runs in exhibit.runs(quick=True)]
@@ -45,7 +46,7 @@ def write(root, runs, seeds, **changes):
     all_runs = [made_up(runs, seed) for seed in range(seeds)]
     found = {
         "benchmark": runs.benchmark, "method": runs.method, "settings": {**as_json(runs.settings), **changes},
-        "environment": {}, "runs": all_runs, "summary": store.summary(all_runs),
+        "environment": {}, "runs": all_runs, "summary": {},
     }  # fmt: skip
     (path / "results.json").write_text(json.dumps(found))
 
@@ -54,7 +55,7 @@ def write_snapshots(root, runs):
     """The snapshots of untrained networks, and a detector's trace if there is one."""
     for seed in range(runs.seeds):
         stream, model = BENCHMARKS[runs.benchmark].make(runs.settings, seed)
-        path = store.seed_folder(root / runs.place, seed)
+        path = seed_folder(root / runs.place, seed)
         for task in range(len(stream)):
             state = {"accuracy": [1.0], "weights": model.state_dict(), "memory": None}
             storage.write(path / "tasks" / str(task + 1), "task", state)
@@ -157,17 +158,17 @@ def test_it_learns_what_is_missing_and_keeps_the_rest(tmp_path, monkeypatch, cap
     monkeypatch.setitem(EXHIBITS, "tiny", Exhibit("tiny", "nowhere", tables.by_method, (TINY,)))
     arguments = ["reproduce", "tiny", "--out", str(tmp_path)]
     write(tmp_path, TINY, 1)  # as in a fresh clone: results.json without the seeds' folders
-    before = store.read(tmp_path / TINY.place)["runs"][0]
+    before = store.read(tmp_path / TINY.place).recorded[0]
     assert cli.main(arguments) == 0
     assert "1 runs" in capsys.readouterr().out
-    runs = store.read(tmp_path / TINY.place)["runs"]
-    assert [run["seed"] for run in runs] == [0, 1]
+    runs = store.read(tmp_path / TINY.place).recorded
+    assert [run.seed for run in runs] == [0, 1]
     assert runs[0] == before
     took = json.loads((tmp_path / "paper" / "took.json").read_text())
     assert (took["runs"], took["rendered"], took["quick"]) == (1, ["tiny"], False)
     assert cli.main(arguments) == 0
     assert "runs," not in capsys.readouterr().out  # nothing was left to learn
-    assert store.read(tmp_path / TINY.place)["runs"] == runs
+    assert store.read(tmp_path / TINY.place).recorded == runs
 
 
 def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
@@ -176,14 +177,14 @@ def test_a_seed_is_learned_again_for_its_snapshots(tmp_path, monkeypatch):
     write(tmp_path, tiny, 2)
     middle = ResultsFolder(tmp_path).left(tiny)
     assert len(middle) == 1
-    before, seen, snapshot = store.read(tmp_path / tiny.place)["runs"], [], Run._snapshot
+    before, seen, snapshot = store.read(tmp_path / tiny.place).recorded, [], Run._snapshot
     monkeypatch.setattr(
-        Run, "_snapshot", lambda run: (seen.append(store.read(tmp_path / tiny.place)["runs"]), snapshot(run))
+        Run, "_snapshot", lambda run: (seen.append(store.read(tmp_path / tiny.place).recorded), snapshot(run))
     )
     assert cli.main(["reproduce", "tiny", "--out", str(tmp_path), "--quiet"]) == 0
-    assert (store.seed_folder(tmp_path / tiny.place, middle[0]) / "tasks" / "2").exists()
+    assert (seed_folder(tmp_path / tiny.place, middle[0]) / "tasks" / "2").exists()
     assert seen == [before, before]  # nothing that is done is lost before all of it is learned again
-    assert store.read(tmp_path / tiny.place)["runs"] != before
+    assert store.read(tmp_path / tiny.place).recorded != before
 
 
 def test_a_picture_is_drawn_of_the_seeds_that_are_done(tmp_path):
@@ -262,12 +263,12 @@ def test_forward_transfer_needs_networks_of_their_own(root, tmp_path):
     runs = exhibit.runs(quick=True)
     kept = ResultsFolder(root)
     fromp, separate = (next(one for one in runs if one.method == method) for method in ("fromp", "separate"))
-    found, alone = (store.read(root / one.place)["runs"][0] for one in (fromp, separate))
-    last = len(found["accuracy"])
-    expected = sum(found["accuracy"][i][i] - alone["accuracy"][-1][i] for i in range(1, last)) / (last - 1)
-    one = tables.forward_transfer(kept.experiment(fromp), kept.experiment(separate))
-    assert one["n"] == 2
-    values = [one["mean"] - one["std"] / 2**0.5, one["mean"] + one["std"] / 2**0.5]
+    found, alone = (store.read(root / one.place).recorded[0] for one in (fromp, separate))
+    last = len(found.accuracy)
+    expected = sum(found.accuracy[i][i] - alone.last[i] for i in range(1, last)) / (last - 1)
+    one = tables.measured(kept, fromp, "forward_transfer", separate)
+    assert one.n == 2
+    values = [one.mean - one.std / 2**0.5, one.mean + one.std / 2**0.5]
     assert min(abs(value - expected) for value in values) < 1e-12
 
 

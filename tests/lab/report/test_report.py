@@ -16,9 +16,8 @@ from fromp.foundation.errors import CheckpointError
 from fromp.lab import cli, data, report
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.report import figures, gallery, plane, toy_figure
-from fromp.lab.results import published, store
-from fromp.lab.results.metrics import summarise
-from fromp.lab.results.record import find, forward_transfer
+from fromp.lab.results import published
+from fromp.lab.results.store import find
 from fromp.memory import Memory
 
 VOID = {"meta", "link", "img", "input", "br", "hr", "path", "use", "rect"}
@@ -150,7 +149,7 @@ def test_snapshots_of_another_network_are_told(out):
 
 def test_one_seed_has_no_bands(out):
     runs = json.loads((out / "results.json").read_text())["runs"][:1]
-    change(out, runs=runs, summary=store.summary(runs))
+    change(out, runs=runs)
     found = page(out)
     assert "One seed." in found.text
     assert "bands" not in found.text
@@ -246,7 +245,8 @@ def test_forward_transfer_stands_in_a_comparison(out, tmp_path):
     for name in ("one", "other"):
         shutil.copytree(out, both / name)
     assert "forward transfer" not in page(both).text
-    change(both / "one", summary={**find(both / "one")[0].summary, "forward_transfer": summarise([0.0123])})
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    change(both / "one", runs=[{**one, "forward_transfer": 0.0123} for one in runs])
     assert "forward transfer" in page(both).text
     assert "1.23" in page(both).text
 
@@ -260,7 +260,8 @@ def test_networks_trained_alone_give_the_others_their_forward_transfer(out, tmp_
         run["accuracy"][-1] = [value - 0.125 for value in run["accuracy"][-1]]
     change(both / "separate", method="separate", runs=runs)
     assert "12.50 ± 0.00" in page(both).text
-    assert forward_transfer(find(both / "fromp")[0], find(both / "separate")[0])["mean"] == pytest.approx(0.125)
+    found = find(both / "fromp")[0].with_forward_transfer(find(both / "separate")[0])
+    assert found.summary("forward_transfer").mean == pytest.approx(0.125)
 
 
 def write_image_snapshot(out: Path) -> None:

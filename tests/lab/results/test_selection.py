@@ -7,7 +7,6 @@ import pytest
 
 from fromp.foundation.errors import CheckpointError
 from fromp.lab.results import selection
-from fromp.lab.results.store import summary
 
 
 def write_results(folder, method, settings, last_rows, tasks=2):
@@ -20,7 +19,7 @@ def write_results(folder, method, settings, last_rows, tasks=2):
     ]  # fmt: skip
     found = {"benchmark": "toy", "method": method, "settings": settings, "environment": {}, "runs": runs}
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({**found, "summary": summary(runs)}))
+    (folder / "results.json").write_text(json.dumps({**found, "summary": {}}))
     (folder / "accuracy.csv").write_text("seed,after_task,task,accuracy\n")
 
 
@@ -44,9 +43,11 @@ def test_folding_keeps_settings_and_accuracies_and_reported_results(results):
     assert list(found) == ["ewc/strength-1", "ewc/strength-10", "tau-1"]
     for name, one in found.items():
         assert one.settings == kept[name]["settings"]
-        assert one.summary["average_accuracy"] == kept[name]["summary"]["average_accuracy"]
-        assert one.summary["backward_transfer"] == kept[name]["summary"]["backward_transfer"]
-        assert [run["seed"] for run in one.runs] == [run["seed"] for run in kept[name]["runs"]]
+        runs = kept[name]["runs"]
+        assert [seed.average_accuracy for seed in one.finished] == [run["average_accuracy"] for run in runs]
+        assert [seed.seed for seed in one.finished] == [run["seed"] for run in runs]
+    rows = json.loads((results / "toy" / "selection.json").read_text())["candidates"]
+    assert rows[0]["backward_transfer"] == pytest.approx([-0.4, -0.3])
     assert not tried.exists()
     assert (results / "toy" / "fromp" / "results.json").read_bytes() == reported
     assert not list(results.rglob("accuracy.csv"))
@@ -65,7 +66,7 @@ def test_seeds_that_have_not_finished_are_left_out(results):
     write_results(results / "toy" / "selection" / "tau-3", "fromp", {"epochs": 5, "tau": 3.0}, [[0.9], [0.5, 0.7]])
     selection.write(results, results / "toy" / "selection")
     found = {one.name: one for one in selection.read(results / "selection.json")}
-    assert [run["seed"] for run in found["tau-3"].runs] == [1]
+    assert [seed.seed for seed in found["tau-3"].seeds] == [1]
 
 
 def test_nothing_is_folded_twice(results):

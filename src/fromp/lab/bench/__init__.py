@@ -12,8 +12,9 @@ from fromp.lab.bench.machine import CASES, kept_memory, peak_memory, profile
 from fromp.lab.bench.runs import curvature_costs, engine_cost, images_of, split_cifar_cost
 from fromp.lab.bench.steps import method_costs, step_costs
 from fromp.lab.bench.table import table
-from fromp.lab.engine.threads import environment, keep_memory
+from fromp.lab.engine.threads import keep_memory
 from fromp.lab.report import figures
+from fromp.lab.results.environment import environment
 
 
 def main(out: Path, quick: bool = False) -> dict[str, Any]:

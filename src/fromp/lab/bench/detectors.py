@@ -23,9 +23,10 @@ from fromp.lab.benchmarks.streams import Permuted, Rotated, Split, Stream, outpu
 from fromp.lab.data.arrays import Images
 from fromp.lab.engine.fit import accuracy, hash_seed
 from fromp.lab.engine.jobs import exclusive_folder
-from fromp.lab.engine.threads import environment, threads_for
+from fromp.lab.engine.threads import threads_for
 from fromp.lab.methods.base import Penalised
 from fromp.lab.results import metrics
+from fromp.lab.results.environment import environment
 from fromp.likelihoods import Categorical
 from fromp.regulariser import FROMP
 from fromp.taskfree.detectors import Calibrated, Detector, Evidence, Verdict, Welch

@@ -1,6 +1,5 @@
 """Seeds learned one after another or several at once, each resumable, all in one folder."""
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from fromp.lab.engine.watch import NowAndThen, Watcher
 from fromp.lab.engine.watch import console as plain_console
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
+from fromp.lab.results.record import seed_folder
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def exclusive_folder(out: Path) -> Iterator[None]:
 def _working_in(out: Path, plan: Plan) -> Iterator[None]:
     """Alone in a folder that has no runs of other plans, each of its runs in a file of its own."""
     with exclusive_folder(out):
-        if (out / "results.json").exists() and (different := plan.differences(store.read(out))):
+        if (out / "results.json").exists() and (different := plan.differences(store.read(out).plan)):
             raise CheckpointError(
                 f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
             )
@@ -183,15 +183,15 @@ def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
         print(f"  {place:>7}  failed: {error}  {job.out}, seed {job.seed}", file=sys.stderr)
         return 2
     if code == 0 and not execution.quiet:
-        run = json.loads((store.seed_folder(job.out, job.seed) / "run.json").read_text())
-        how = f"{100 * run['average_accuracy']:6.2f} %  {run['seconds']:5.0f} s"
+        result = store.read_seed(job.out, job.seed)
+        how = f"{100 * (result.average_accuracy or 0.0):6.2f} %  {result.seconds:5.0f} s" if result else ""
         console.print(f"  {place:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
     return code
 
 
 def _learn_one(execution: Execution, job: Job, show: Callable[[Progress], None]) -> int:
     plan, seed, out = job.plan, job.seed, job.out
-    path = store.seed_folder(out, seed)
+    path = seed_folder(out, seed)
     run = run_of(plan, benchmark(plan.benchmark), seed, path, execution.first_task)
     log = tensorboard.watcher(path / "tensorboard") if execution.tensorboard else None
     again = done(out, seed)  # for its snapshots: until it is done once more, what it came to before stands
@@ -212,7 +212,5 @@ def _learn_one(execution: Execution, job: Job, show: Callable[[Progress], None])
 
 def done(out: Path, seed: int) -> bool:
     """Whether every task of the seed has been learned."""
-    path = store.seed_folder(out, seed) / "run.json"
-    if not path.exists():
-        return False
-    return bool(store.finished([json.loads(path.read_text())]))
+    found = store.read_seed(out, seed)
+    return found is not None and found.finished

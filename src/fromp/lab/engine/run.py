@@ -25,11 +25,13 @@ from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.benchmarks.training import Training
 from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit, accuracy, hash_seed
-from fromp.lab.engine.threads import environment, threads_for
+from fromp.lab.engine.threads import threads_for
 from fromp.lab.methods.base import Method, TrainingSets
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import metrics
+from fromp.lab.results.environment import environment
 from fromp.lab.results.plan import Plan
+from fromp.lab.results.record import SeedResult
 from fromp.likelihoods import Categorical
 from fromp.memory import Memory
 from fromp.regulariser import Loss
@@ -50,7 +52,7 @@ class Progress:
     num_epochs: int
     finished: bool  # the task is learned, remembered and tested
     seconds: float
-    accuracy: Sequence[Sequence[float]]
+    accuracy: metrics.Matrix
     loss: Loss
 
 
@@ -92,33 +94,27 @@ class Run:
                     raise Interrupted(signals_received[0])
                 saved = None
 
-    def complete(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> dict[str, Any]:
-        """Learn what is left, unwatched, and return the run as it stands in results.json."""
+    def complete(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> SeedResult:
+        """Learn what is left, unwatched, and return what it came to."""
         for _ in self.learn(checkpoint_seconds):
             pass
         return self.result()
 
-    def result(self) -> dict[str, Any]:
-        """The run so far, as an entry of results.json."""
-        result: dict[str, Any] = {"seed": self.seed, "accuracy": self.rows}
-        if self.rows:
-            every = self.method.trains_every_task
-            result |= {
-                "average_accuracy": metrics.average_accuracy(self.rows),
-                "backward_transfer": metrics.backward_transfer(self.rows) if every else None,
-                "forward_transfer": None,
-                "forgetting": metrics.forgetting(self.rows) if every else None,
-            }
-        return result | {
-            "seconds": sum(self.seconds),
-            "task_seconds": self.seconds,
-            "task_steps": self.steps,
-            "task_threads": self.threads,
-            "task_largest_norm": self.norms,
-            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "tasks": len(self.stream),
-            "environment": environment(),
-        }
+    def result(self) -> SeedResult:
+        """The run so far."""
+        first = 1 if self.method.trains_every_task else self.plan.settings.joint_from
+        return SeedResult(
+            self.seed,
+            [row if task >= first else None for task, row in enumerate(self.rows, start=1)],
+            sum(self.seconds),
+            len(self.stream),
+            task_seconds=list(self.seconds),
+            task_steps=list(self.steps),
+            task_threads=list(self.threads),
+            task_largest_norm=list(self.norms),
+            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            environment=environment(),
+        )
 
     def _begin_task(self, saved: State | None) -> Fit:
         """The fit of the task at hand, as far as it was saved or as another run has left it."""

@@ -1,6 +1,7 @@
 """A run whose learner is not told where tasks begin."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -16,6 +17,7 @@ from fromp.lab.engine.run import Run
 from fromp.lab.methods.base import HeadBatch, Penalised, TrainingSets
 from fromp.lab.results import metrics
 from fromp.lab.results.plan import Plan
+from fromp.lab.results.record import SeedResult
 from fromp.memory import Memory
 from fromp.regulariser import Loss
 from fromp.taskfree.detectors import DETECTORS
@@ -48,8 +50,8 @@ class TaskFreeRun(Run):
         )
         self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]
 
-    def result(self) -> dict[str, Any]:
-        return {**super().result(), "boundaries": self._boundaries()}
+    def result(self) -> SeedResult:
+        return replace(super().result(), boundaries=self._boundaries())
 
     def _new_fit(self, training: TrainingSets, settings: Training, seed: int) -> Fit:
         return TaskFreeFit(self.learner, self._penalised, training, settings, seed)

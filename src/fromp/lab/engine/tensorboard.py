@@ -19,7 +19,7 @@ def watcher(path: Path) -> Callable[[Progress], None]:
 
     def watch(progress: Progress) -> None:
         if progress.finished:
-            for task, value in enumerate(progress.accuracy[-1]):
+            for task, value in enumerate(progress.accuracy[-1] or ()):
                 writer.add_scalar(f"accuracy/task {task + 1}", value, progress.task)
             writer.flush()
         elif progress.step % EVERY_STEPS == 0:

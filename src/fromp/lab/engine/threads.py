@@ -1,17 +1,13 @@
-"""What a run asks of the machine, and what results say of it."""
+"""What a run asks of the machine: threads and memory by the size of the network."""
 
 import ctypes
 import os
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-import fromp
 from fromp.lab.benchmarks.networks import num_weights
 
 LARGE = 500_000  # weights: below, threads wait for each other longer than they work
@@ -41,23 +37,3 @@ def keep_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(MMAP_MAX, 0)) and bool(mallopt(TRIM_THRESHOLD, 2**31 - 1))
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, as far as they bear on the numbers."""
-    return {
-        "fromp": fromp.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

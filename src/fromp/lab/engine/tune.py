@@ -10,8 +10,8 @@ from rich.console import Console
 
 from fromp.lab.benchmarks.catalogue import as_text, parse_setting
 from fromp.lab.engine.jobs import Execution, Job, learn_all, unfinished
-from fromp.lab.engine.watch import results_table
 from fromp.lab.results import selection, store
+from fromp.lab.results.format import results_table
 from fromp.lab.results.plan import Plan
 
 HELD_OUT = 0.1  # of the training data
@@ -44,10 +44,11 @@ def tune(plans: Mapping[str, Plan], seeds: Sequence[int], out: Path, execution: 
     if code >= 128:
         return code
     selection.write(out, out)
-    found = [(name, store.read(out / name)["summary"]) for name in plans if (out / name / "results.json").exists()]
-    rows = [row for row in found if "average_accuracy" in row[1]]  # the others have failed
-    rows.sort(key=lambda row: row[1]["average_accuracy"]["mean"], reverse=True)
-    console.print(results_table("accuracy on held-out training data", rows))
+    found = {name: store.read(out / name) for name in plans if (out / name / store.RESULTS).exists()}
+    means = {name: summary.mean for name in found if (summary := found[name].summary("average_accuracy"))}
+    best = sorted(means, key=lambda name: means[name], reverse=True)  # without those that have failed
+    table = results_table([found[name] for name in best], best)
+    console.print(table.terminal("accuracy on held-out training data"))
     return code
 
 

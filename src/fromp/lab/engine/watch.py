@@ -9,10 +9,11 @@ from typing import Any, Self
 
 from rich import progress as bars
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
 from fromp.lab.engine.run import Progress
 from fromp.lab.methods.registry import METHODS
+from fromp.lab.results.format import Table
 
 EVERY_SECONDS = 30.0  # between plain lines within a task
 REFRESH_SECONDS = 0.2  # between updates of the live line
@@ -77,36 +78,6 @@ class NowAndThen:
             self._console.print(f"  {self._name:>7}  {_state(progress)}", highlight=False)
 
 
-def results_table(title: str, rows: list[tuple[str, dict]]) -> Table:
-    """A table of summaries: one row a name."""
-    transfers = [name for name in ("backward_transfer", "forward_transfer") if any(name in row for _, row in rows)]
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("")
-    for heading in ("average accuracy", *(name.replace("_", " ") for name in transfers), "seeds", "seconds a seed"):
-        table.add_column(heading, justify="right")
-    for name, summary in rows:
-        accuracy = summary.get("average_accuracy", {})
-        table.add_row(
-            name, percent(accuracy), *(percent(summary.get(transfer, {})) for transfer in transfers),
-            str(accuracy.get("n", 0)), f"{summary['seconds']['mean']:.0f}" if "seconds" in summary else "",
-        )  # fmt: skip
-    return table
-
-
-def matrix_table(accuracy: list[list[float]], seed: int) -> Table:
-    """The accuracy matrix of one run, in percent."""
-    title = f"seed {seed}: accuracy after each task, %"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("after")
-    for j in range(len(accuracy)):
-        table.add_column(f"task {j + 1}", justify="right")
-    table.add_column("average", justify="right")
-    for i, row in enumerate(accuracy):
-        cells = [f"{100 * value:.1f}" for value in row] + [""] * (len(accuracy) - len(row))
-        table.add_row(f"task {i + 1}", *cells, f"{100 * sum(row) / len(row):.2f}")
-    return table
-
-
 def boundaries_line(found: dict[str, Any]) -> str:
     """Where a run found that a new task had begun, and how right it was."""
     begins, true = [begin for begin, _ in found["found"]], found["true"]
@@ -120,26 +91,20 @@ def _first(numbers: list[int], count: int = 12) -> str:
     return ", ".join(map(str, numbers[:count])) + (", ..." if len(numbers) > count else "")
 
 
-def methods_table() -> Table:
+def methods_table() -> RichTable:
     """Every method: where it comes from, what it keeps, and what its step costs."""
-    table = Table(title="methods", title_justify="left", title_style="bold")
-    for title in ("", "from", "keeps of the past", "a step costs, beside plain training", "a test says which task"):
-        table.add_column(title)
-    for name, entry in METHODS.items():
-        table.add_row(name, entry.source, entry.stores, entry.step, "always" if entry.told else "with heads")
-    return table
-
-
-def percent(summary: dict) -> str:
-    """Mean and standard error in percent."""
-    if not summary:
-        return ""
-    spread = f" ± {100 * summary['stderr']:.2f}" if summary["n"] > 1 else ""
-    return f"{100 * summary['mean']:.2f}{spread}"
+    heads = ("", "from", "keeps of the past", "cost of a step, beside plain training", "task label at test time")
+    rows = [
+        (name, entry.source, entry.stores, entry.step, "always" if entry.told else "only for multi-head")
+        for name, entry in METHODS.items()
+    ]
+    return Table(heads, rows).terminal("methods", numbers=False)
 
 
 def _task_line(progress: Progress) -> str:
     row = progress.accuracy[-1]
+    if row is None:
+        return f"  seed {progress.seed}  task {progress.task}/{progress.num_tasks}: not trained"
     values = " ".join(f"{100 * value:5.1f}" for value in row)
     mean = 100 * sum(row) / len(row)
     where = f"  seed {progress.seed}  after task {progress.task}/{progress.num_tasks}:"
@@ -150,8 +115,7 @@ def _state(progress: Progress) -> str:
     epoch = min(progress.num_epochs, 1 + progress.step * progress.num_epochs // progress.num_steps)
     text = f"task {progress.task + 1}/{progress.num_tasks}  epoch {epoch}/{progress.num_epochs}"
     text += f"  loss {float(progress.loss.data):.4f}  penalty {float(progress.loss.penalty):.4f}"
-    if progress.accuracy:
-        row = progress.accuracy[-1]
+    if progress.accuracy and (row := progress.accuracy[-1]):
         text += f"  average so far {100 * sum(row) / len(row):.1f} %"
     left = progress.seconds / max(1, progress.step) * (progress.num_steps - progress.step)
     return f"{text}  task ends in {left:.0f} s"

@@ -30,7 +30,7 @@ class MissingRuns(FrompError):
 def task_bars(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The accuracy on each task after the last."""
     last = {
-        runs.method: np.array([run["accuracy"][-1] for run in found.finished])
+        runs.method: np.array([seed.last for seed in found.finished])
         for runs in needed
         if (found := kept.experiment(runs))
     }
@@ -48,7 +48,7 @@ def against(setting: str, label: str) -> Callable[[ResultsFolder, Sequence[Requi
         by_method: dict[str, dict[float, Array]] = {}
         for runs in needed:
             if found := kept.experiment(runs):
-                values = np.array([100 * run["average_accuracy"] for run in found.finished])
+                values = 100 * np.array([seed.average_accuracy for seed in found.finished])
                 by_method.setdefault(runs.method, {})[found.settings[setting]] = values
         if max(map(len, by_method.values()), default=0) < 2:
             raise MissingRuns(f"fewer than two values of {setting} have been run")
@@ -139,5 +139,5 @@ def _pictured(kept: ResultsFolder, runs: Required) -> tuple[Experiment, int]:
 
 def _last(found: Experiment, seed: int) -> tuple[Boundary, str]:
     """A seed's last decision boundary, and its accuracy."""
-    (run,) = (run for run in found.finished if run["seed"] == seed)
-    return plane.boundaries(found, seed)[-1], f"{100 * run['average_accuracy']:.1f} %"
+    (accuracy,) = (result.average_accuracy or 0.0 for result in found.finished if result.seed == seed)
+    return plane.boundaries(found, seed)[-1], f"{100 * accuracy:.1f} %"

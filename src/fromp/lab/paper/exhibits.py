@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.paper import drawings, tables
 from fromp.lab.paper.required import Required, ResultsFolder
-from fromp.lab.paper.tables import Table
+from fromp.lab.results.format import Table
 
 Render: TypeAlias = Callable[[ResultsFolder, Sequence[Required]], Table | Figure]
 

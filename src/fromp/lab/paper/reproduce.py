@@ -11,12 +11,12 @@ from rich.table import Table as Listing
 from fromp.foundation import storage
 from fromp.lab.benchmarks.catalogue import require_known
 from fromp.lab.engine.jobs import Execution, learn_all
-from fromp.lab.engine.threads import environment
 from fromp.lab.paper.drawings import MissingRuns
 from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, ResultsFolder, call
 from fromp.lab.paper.page import index
-from fromp.lab.paper.tables import Table, duration
 from fromp.lab.report import figures
+from fromp.lab.results.environment import environment
+from fromp.lab.results.format import Table, about
 
 RENDERED = "paper"  # the folder below that of all results
 
@@ -45,9 +45,9 @@ def progress(exhibit: Exhibit, kept: ResultsFolder, quick: bool = False) -> tupl
     elif other := [f"{place} ({', '.join(one.different)})" for place, one in states.items() if one.different]:
         said = f"other settings in {'; '.join(other)}"
     elif done == wanted:
-        said = f"snapshots missing, {duration(seconds)}"
+        said = f"snapshots missing, {about(seconds)}"
     else:
-        said = f"{'partial' if done else 'missing'}, {duration(seconds)}"
+        said = f"{'partial' if done else 'missing'}, {about(seconds)}"
     return f"{done}/{wanted}", said
 
 
@@ -63,7 +63,7 @@ def reproduce(names: Sequence[str], root: Path, quick: bool, execution: Executio
         seconds = sum(
             ResultsFolder(root).state(runs).seconds for runs in {runs.place: runs for runs in needed}.values()
         )
-        console.print(f"{len(jobs)} runs, {duration(seconds / execution.jobs)} in all, in {root}", highlight=False)
+        console.print(f"{len(jobs)} runs, {about(seconds / execution.jobs)} in all, in {root}", highlight=False)
         if code := learn_all(jobs, execution):
             return code
         learned += len(jobs)

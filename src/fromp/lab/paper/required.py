@@ -13,7 +13,8 @@ from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, as_json, settin
 from fromp.lab.engine.jobs import Job
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
-from fromp.lab.results.record import Experiment, find
+from fromp.lab.results.record import Experiment, seed_folder
+from fromp.lab.results.store import find
 
 # Seconds of a seed of FROMP on one core, roughly: for the time before one has been measured.
 ROUGHLY = {
@@ -114,12 +115,12 @@ class ResultsFolder:
     def different(self, runs: Required) -> tuple[str, ...]:
         """The settings in which what lies in the folder is not what is wanted."""
         path = self.root / runs.place
-        return tuple(runs.plan.differences(store.read(path))) if (path / "results.json").exists() else ()
+        return tuple(runs.plan.differences(store.read(path).plan)) if (path / "results.json").exists() else ()
 
     def left(self, runs: Required) -> list[int]:
         """The seeds to learn; once all are done, those to learn again because pictures need their snapshots."""
         found = self.experiment(runs)
-        done = {run["seed"] for run in found.finished} if found else set()
+        done = {seed.seed for seed in found.finished} if found else set()
         missing = [seed for seed in range(runs.seeds) if seed not in done]
         return missing or self.unpictured(runs)
 
@@ -137,7 +138,7 @@ class ResultsFolder:
     def state(self, runs: Required) -> State:
         """How far the runs are, and how long what is missing will take."""
         found, left = self.experiment(runs), self.left(runs)
-        done = len({run["seed"] for run in found.finished} & set(range(runs.seeds))) if found else 0
+        done = len({seed.seed for seed in found.finished} & set(range(runs.seeds))) if found else 0
         again = len(left) if done == runs.seeds else 0
         return State(runs.seeds, done, again, self.different(runs), len(left) * self.seconds(runs))
 
@@ -179,7 +180,7 @@ class ResultsFolder:
         for path in sorted(self.root.rglob("results.json")):
             for one in find(path.parent):
                 kind = _kind(one.benchmark, one.method, one.settings)
-                seconds.setdefault(kind, []).extend(run["seconds"] for run in one.finished)
+                seconds.setdefault(kind, []).extend(seed.seconds for seed in one.finished)
         return {kind: values for kind, values in seconds.items() if values}
 
 
@@ -196,5 +197,5 @@ def _samples(settings: Settings, method: str) -> float:
 
 
 def _has_snapshots(experiment: Experiment, seed: int) -> bool:
-    last = max(len(run["accuracy"]) for run in experiment.finished)
-    return (store.seed_folder(experiment.path, seed) / "tasks" / str(last) / storage.MANIFEST).exists()
+    last = max(len(seed.accuracy) for seed in experiment.finished)
+    return (seed_folder(experiment.path, seed) / "tasks" / str(last) / storage.MANIFEST).exists()

@@ -1,18 +1,12 @@
 """Tables of the paper, filled with what was measured, as Markdown and as CSV."""
 
-import csv
-import io
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
 
-from fromp.foundation import storage
 from fromp.lab.paper.required import Required, ResultsFolder
 from fromp.lab.results import published
-from fromp.lab.results.record import forward_transfer
-
-Summary: TypeAlias = dict[str, float]
+from fromp.lab.results.format import Table, about, deviation, percent
+from fromp.lab.results.metrics import Summary
+from fromp.lab.results.record import Metric
 
 LEARN_APART = ("separate", "joint")  # a network for each task, or one for all of them: nothing is carried over
 
@@ -21,34 +15,6 @@ REPORTED = {
     "forward_transfer": published.FORWARD_TRANSFER,
     "backward_transfer": published.BACKWARD_TRANSFER,
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    """Headings and rows of text."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self, numbers: bool = True) -> str:
-        """For a document or a terminal; columns of numbers are aligned at the right."""
-        side = "---:|" if numbers else "---|"
-        lines = ["| " + " | ".join(self.heads) + " |", "|---|" + side * (len(self.heads) - 1)]
-        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
-
-    def csv(self) -> str:
-        """For a spreadsheet."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
-        return text.getvalue()
-
-    def save(self, path: Path) -> list[Path]:
-        """As Markdown and CSV at `path` with those suffixes; a directory that is missing is made."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = {"csv": self.csv(), "md": self.markdown() + "\n"}
-        for suffix, text in written.items():
-            storage.replace(path.with_name(f"{path.name}.{suffix}"), text.encode())
-        return [path.with_name(f"{path.name}.{suffix}") for suffix in written]
 
 
 def by_method(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
@@ -85,11 +51,11 @@ def transfer(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
 
 def all_metrics(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
     """Accuracy and transfer, a row a method."""
-    names = {"average accuracy": "average_accuracy", **_TRANSFER}
+    names: dict[str, Metric] = {"average accuracy": "average_accuracy", **_TRANSFER}
     return _metrics(kept, needed, "method", {method_title(runs): runs for runs in needed}, names)
 
 
-_TRANSFER = {"forward transfer": "forward_transfer", "backward transfer": "backward_transfer"}
+_TRANSFER: dict[str, Metric] = {"forward transfer": "forward_transfer", "backward transfer": "backward_transfer"}
 
 
 def _heads(column: str) -> tuple[str, ...]:
@@ -97,7 +63,7 @@ def _heads(column: str) -> tuple[str, ...]:
 
 
 def _metrics(
-    kept: ResultsFolder, needed: Sequence[Required], what: str, shown: dict[str, Required], names: dict[str, str]
+    kept: ResultsFolder, needed: Sequence[Required], what: str, shown: dict[str, Required], names: Mapping[str, Metric]
 ) -> Table:
     alone = {runs.benchmark: runs for runs in needed if runs.method == "separate"}
     rows = [
@@ -107,7 +73,7 @@ def _metrics(
     return Table([what, *(head for name in names for head in _heads(name))], rows)
 
 
-def _beside(kept: ResultsFolder, runs: Required | None, name: str, separate: Required | None) -> tuple[str, ...]:
+def _beside(kept: ResultsFolder, runs: Required | None, name: Metric, separate: Required | None) -> tuple[str, ...]:
     """What was measured, or what it would take; and what the paper reports."""
     if runs is None or (runs.method in LEARN_APART and name != "average_accuracy"):
         return ("",) * len(_heads(""))
@@ -116,39 +82,21 @@ def _beside(kept: ResultsFolder, runs: Required | None, name: str, separate: Req
     if found is None:
         needed = [runs, separate] if name == "forward_transfer" and separate else [runs]
         seconds = sum(kept.state(one).seconds for one in needed if kept.experiment(one) is None)
-        return f"not run: {duration(seconds)}" if seconds else "", "", "", reported
-    return *percent(found), reported
+        return f"not run: {about(seconds)}" if seconds else "", "", "", reported
+    return percent(found), deviation(found), f"{found.n}", reported
 
 
-def measured(kept: ResultsFolder, runs: Required, name: str, separate: Required | None) -> Summary | None:
+def measured(kept: ResultsFolder, runs: Required, name: Metric, separate: Required | None) -> Summary | None:
     """A number over the finished seeds; None where it says nothing."""
     found = kept.experiment(runs)
-    if found is None:
-        return None
-    if name != "forward_transfer":
-        return found.summary.get(name)
-    return forward_transfer(found, None if separate is None else kept.experiment(separate))
-
-
-def percent(summary: Summary) -> tuple[str, str, str]:
-    """Mean and standard error, standard deviation, which is what the paper's toy tables have, and number of seeds."""
-    mean, n = f"{100 * summary['mean']:.2f}", int(summary["n"])
-    if n < 2:
-        return mean, "", "1"
-    return f"{mean} ± {100 * summary['stderr']:.2f}", f"{100 * summary['std']:.2f}", f"{n}"
+    if found is not None and name == "forward_transfer":
+        found = found.with_forward_transfer(None if separate is None else kept.experiment(separate))
+    return None if found is None else found.summary(name)
 
 
 def printed(reported: published.Reported | None) -> str:
     """As the paper has it."""
     return "" if reported is None else str(reported)
-
-
-def duration(seconds: float) -> str:
-    """A time to plan by."""
-    if seconds < 90:
-        return f"about {max(1, round(seconds))} s"
-    minutes = seconds / 60
-    return f"about {minutes:.0f} min" if minutes < 90 else f"about {minutes / 60:.0f} h"
 
 
 def method_title(runs: Required) -> str:

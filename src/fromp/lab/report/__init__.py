@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fromp.foundation import storage
 from fromp.lab.report.page import render
-from fromp.lab.results.record import find
+from fromp.lab.results.store import find
 
 
 def write(out: Path) -> Path:

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import re
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -47,7 +48,7 @@ def pixels(image: NDArray[np.float64]) -> str:
     return _address("image/png", file.getvalue())
 
 
-def csv(rows: list[list[object]]) -> str:
+def csv(rows: list[list[Any]]) -> str:
     """Rows of numbers as a data address."""
     text = "\n".join(",".join(str(value) for value in row) for row in rows) + "\n"
     return _address("text/csv", text.encode())

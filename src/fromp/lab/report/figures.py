@@ -142,7 +142,7 @@ def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
     figure, axes = new((SIZE[0], SIZE[1] + 0.18 * (rows - 1)))
     every, longest = [], 1
     for place, (name, matrices) in enumerate(by_name.items()):
-        average = np.array([[100 * np.mean(row) for row in matrix] for matrix in matrices])
+        average = np.array([[100 * np.mean(row) if row else np.nan for row in matrix] for matrix in matrices])
         every.append(average.ravel())
         longest = max(longest, average.shape[1])
         _line(axes, np.arange(1, average.shape[1] + 1), average, place, plain(name))
@@ -326,7 +326,8 @@ def _stack(matrices: Sequence[Matrix]) -> Array:
     stacked = np.full((len(matrices), num_tasks, num_tasks), np.nan)
     for run, matrix in enumerate(matrices):
         for i, row in enumerate(matrix):
-            stacked[run, i, : i + 1] = row[: i + 1]
+            if row is not None:
+                stacked[run, i, : i + 1] = row
     return stacked
 
 

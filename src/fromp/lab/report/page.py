@@ -3,32 +3,29 @@
 import html
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
 from fromp.foundation.errors import FrompError
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
-from fromp.lab.engine import watch
 from fromp.lab.report import embed, figures, gallery, plane
-from fromp.lab.results import published
-from fromp.lab.results.metrics import summarise
+from fromp.lab.results import format, published
+from fromp.lab.results.metrics import Summary, summarise
 from fromp.lab.results.published import Reported
-from fromp.lab.results.record import Experiment, forward_transfer
+from fromp.lab.results.record import Experiment, Metric, SeedResult
 
 PICTURE_DPI = 170  # of a boundary on its own; beside others it is shown at half the size
-Summary = dict[str, float]
 
 
 def render(experiments: Sequence[Experiment], out: Path) -> str:
     """The whole page as text, for a file in `out`."""
     several = len(experiments) > 1
-    learned = [one for one in experiments if one.runs]
+    learned = [one for one in experiments if one.seeds]
     sections = [
         _headline(experiments),
         _comparison(learned) if several else "",
@@ -78,11 +75,11 @@ def _states(experiments: Sequence[Experiment]) -> str:
 
 
 def _notes(one: Experiment) -> Iterator[str]:
-    if not one.runs:
+    if not one.seeds:
         yield "No task has been learned yet."
-    elif unfinished := len(one.runs) - len(one.finished):
+    elif unfinished := len(one.seeds) - len(one.finished):
         yield (
-            f"{unfinished} of {len(one.runs)} seeds have not finished; "
+            f"{unfinished} of {len(one.seeds)} seeds have not finished; "
             + ("they are left out below." if one.finished else "what there is so far is shown below.")
         )
     if changed := one.changed():
@@ -93,21 +90,20 @@ def _notes(one: Experiment) -> Iterator[str]:
 def _tiles(one: Experiment) -> str:
     key = (one.benchmark, one.method)
     shown = [
-        ("Average accuracy", one.summary.get("average_accuracy"), published.AVERAGE_ACCURACY.get(key)),
-        ("Backward transfer", one.summary.get("backward_transfer"), published.BACKWARD_TRANSFER.get(key)),
-        ("Forward transfer", one.summary.get("forward_transfer"), published.FORWARD_TRANSFER.get(key)),
-        ("Forgetting", one.summary.get("forgetting"), None),
+        ("Average accuracy", one.summary("average_accuracy"), published.AVERAGE_ACCURACY.get(key)),
+        ("Backward transfer", one.summary("backward_transfer"), published.BACKWARD_TRANSFER.get(key)),
+        ("Forward transfer", one.summary("forward_transfer"), published.FORWARD_TRANSFER.get(key)),
+        ("Forgetting", one.summary("forgetting"), None),
     ]
     tiles = [_tile(label, summary, reported) for label, summary, reported in shown if summary]
-    if "seconds" in one.summary:
-        seconds = one.summary["seconds"]["mean"]
-        tiles.append(_plain_tile("Time", _duration(seconds), "a seed, all tasks"))
+    if seconds := one.summary("seconds"):
+        tiles.append(_plain_tile("Time", format.duration(seconds.mean), "a seed, all tasks"))
     return f'<div class="tiles">{"".join(tiles)}</div>' if tiles else ""
 
 
 def _tile(label: str, summary: Summary, reported: Reported | None) -> str:
     mean, _, spread = _percent(summary).partition(" ± ")
-    n = int(summary["n"])
+    n = summary.n
     number = f"{mean}<small>{f' ± {spread}' if spread else ''} %</small>"
     below = f"standard error, {n} seeds" if n > 1 else "one seed"
     return _plain_tile(label, number, below, _paper_note(reported))
@@ -131,29 +127,27 @@ def _reported(reported: Reported | None) -> str:
 
 def _comparison(experiments: Sequence[Experiment]) -> str:
     experiments = [_with_transfer(one, experiments) for one in experiments]
-    metrics = ("backward_transfer", "forward_transfer", "forgetting")
-    shown = [name for name in metrics if any(name in one.summary for one in experiments)]
+    metrics = [metric for metric in get_args(Metric) if metric not in ("average_accuracy", "seconds")]
+    shown = [name for name in metrics if any(one.summary(name) for one in experiments)]
     rows = []
     for one in experiments:
         key = (one.benchmark, one.method)
-        accuracy = one.summary.get("average_accuracy")
+        accuracy = one.summary("average_accuracy")
         reported = published.AVERAGE_ACCURACY.get(key)
         rows.append(
             [
                 (one.name, None),
-                (_percent(accuracy or {}), _mean(accuracy)),
+                (_percent(accuracy), _mean(accuracy)),
                 (_reported(reported), "" if reported is None else reported.mean),
-                *((_percent(one.summary.get(name, {})), _mean(one.summary.get(name))) for name in shown),
+                *((_percent(one.summary(name)), _mean(one.summary(name))) for name in shown),
                 (len(one.finished), len(one.finished)),
-                (_duration(_mean(one.summary.get("seconds")) or 0.0), _mean(one.summary.get("seconds"))),
+                (format.duration(_mean(one.summary("seconds")) or 0.0), _mean(one.summary("seconds"))),
             ]
         )
     heads = ["method", "average accuracy", "paper", *(_words(name) for name in shown), "seeds", "time a seed"]
     table = _table(heads, rows)
     measured = {
-        one.name: (one.summary["average_accuracy"]["mean"], one.summary["average_accuracy"]["stderr"])
-        for one in experiments
-        if "average_accuracy" in one.summary
+        one.name: (summary.mean, summary.stderr) for one in experiments if (summary := one.summary("average_accuracy"))
     }
     reports = {
         one.name: published.AVERAGE_ACCURACY[one.benchmark, one.method]
@@ -183,8 +177,7 @@ def _comparison(experiments: Sequence[Experiment]) -> str:
 def _with_transfer(one: Experiment, among: Sequence[Experiment]) -> Experiment:
     """With its forward transfer, if the networks trained on each task alone are on the same page."""
     alone = [other for other in among if (other.benchmark, other.method) == (one.benchmark, "separate")]
-    found = forward_transfer(one, alone[0]) if alone and one.method != "separate" else None
-    return one if found is None else replace(one, summary={**one.summary, "forward_transfer": found})
+    return one.with_forward_transfer(alone[0]) if alone and one.method != "separate" else one
 
 
 def _boundaries(experiments: Sequence[Experiment]) -> str:
@@ -259,23 +252,23 @@ def _cost(one: Experiment, bars: str) -> list[str]:
     """What a step of each task took or, where steps were not counted, the task; nothing where it was not timed."""
     if steps := _steps(one):
         return [_chart("Cost of a step", figures.cost(steps, "ms a step"), f"{OF_A_STEP} {bars}", one)]
-    times = [run["task_seconds"] for run in _timed(one)]
+    times = [run.task_seconds for run in _timed(one)]
     return [_chart("Time", figures.cost(times, "seconds to learn it"), bars, one)] if times else []
 
 
 OF_A_STEP = "A task's time over its steps, the work at its end and the tests included."
 
 
-def _timed(one: Experiment) -> list[dict[str, Any]]:
-    return [run for run in one.shown if len(run.get("task_seconds", [])) == len(one.matrices[0])]
+def _timed(one: Experiment) -> list[SeedResult]:
+    return [run for run in one.shown if len(run.task_seconds) == len(one.matrices[0])]
 
 
 def _steps(one: Experiment) -> list[list[float]]:
     """Milliseconds of a step of each task, for the runs whose steps were counted: (runs, tasks)."""
     return [
-        [1e3 * seconds / steps for seconds, steps in zip(run["task_seconds"], run["task_steps"], strict=True)]
+        [1e3 * seconds / steps for seconds, steps in zip(run.task_seconds, run.task_steps, strict=True)]
         for run in _timed(one)
-        if len(run.get("task_steps", [])) == len(run["task_seconds"]) and all(run["task_steps"])
+        if len(run.task_steps) == len(run.task_seconds) and all(run.task_steps)
     ]
 
 
@@ -341,19 +334,19 @@ def _remembered(task: int, images: Sequence[gallery.Remembered]) -> str:
 
 def _seeds(experiments: Sequence[Experiment]) -> str:
     several = len(experiments) > 1
-    unfinished = any(len(one.finished) < len(one.runs) for one in experiments)
+    unfinished = any(len(one.finished) < len(one.seeds) for one in experiments)
     heads = ["seed", "average accuracy", "backward transfer", "forgetting", "time"]
     heads = ["method"] * several + heads + ["tasks"] * unfinished
     rows = [
         [
             *([(one.name, None)] * several),
-            (run["seed"], run["seed"]),
-            *(_points(run.get(name)) for name in ("average_accuracy", "backward_transfer", "forgetting")),
-            (_duration(run["seconds"]), run["seconds"]),
-            *([(f"{len(run['accuracy'])} of {run.get('tasks', '?')}", len(run["accuracy"]))] * unfinished),
+            (run.seed, run.seed),
+            *map(_points, (run.average_accuracy, run.backward_transfer, run.forgetting)),
+            (format.duration(run.seconds), run.seconds),
+            *([(f"{len(run.accuracy)} of {run.tasks or '?'}", len(run.accuracy))] * unfinished),
         ]
         for one in experiments
-        for run in one.runs
+        for run in one.seeds
     ]
     return (
         '<section><h2>Every seed</h2><p class="note">In percent. Select a heading to sort by it.</p>'
@@ -395,18 +388,14 @@ def _raw(experiments: Sequence[Experiment], out: Path) -> str:
     for one in experiments:
         address = quote(one.path.relative_to(out).joinpath("results.json").as_posix())
         links.append(f'{_escape(one.name)}: <a href="./{address}">results.json</a>')
-        if one.runs:
+        if one.seeds:
             matrix = embed.csv(_matrix_rows(one))
             links.append(f'<a download="accuracy.csv" href="{matrix}">accuracy.csv</a>')
     return f"<footer>{' · '.join(links)}</footer>"
 
 
-def _matrix_rows(one: Experiment) -> list[list[object]]:
-    rows: list[list[object]] = [["seed", "after_task", "task", "accuracy"]]
-    for run in one.runs:
-        for i, row in enumerate(run["accuracy"], start=1):
-            rows += [[run["seed"], i, j, value] for j, value in enumerate(row, start=1)]
-    return rows
+def _matrix_rows(one: Experiment) -> list[list[Any]]:
+    return [["seed", "after_task", "task", "accuracy"], *(list(cell) for cell in one.cells())]
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[object, object]]]) -> str:
@@ -421,9 +410,9 @@ def _cell(text: object, value: object) -> str:
     return f"<td{mark}>{_escape(text)}</td>"
 
 
-def _percent(summary: Summary) -> str:
+def _percent(summary: Summary | None) -> str:
     """Mean and standard error in percent, with a true minus, and none before zero."""
-    return watch.percent(summary).replace("-0.00", "0.00").replace("-", "−")
+    return format.percent(summary).replace("-", "−")
 
 
 def _points(fraction: float | None) -> tuple[str, object]:
@@ -431,7 +420,7 @@ def _points(fraction: float | None) -> tuple[str, object]:
 
 
 def _mean(summary: Summary | None) -> Any:
-    return "" if summary is None else summary["mean"]
+    return "" if summary is None else summary.mean
 
 
 def _of(title: str, one: Experiment, several: bool) -> str:
@@ -447,13 +436,6 @@ def _no_snapshots(one: Experiment) -> str:
         '<p class="note">There are no pictures, because the snapshots taken after each task are not beside '
         f"results.json (seeds/{one.middle_seed}/tasks).</p>"
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    return f"{minutes:.1f} min" if minutes < 60 else f"{hours:.1f} h"
 
 
 def _value(value: Any) -> str:

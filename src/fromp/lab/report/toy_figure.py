@@ -11,7 +11,7 @@ from pathlib import Path
 from fromp.foundation.errors import CheckpointError
 from fromp.lab.report import figures
 from fromp.lab.report.plane import boundaries
-from fromp.lab.results.record import find
+from fromp.lab.results.store import find
 
 DPI = 98  # makes it 1200 pixels wide
 

@@ -2,35 +2,55 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-Matrix = Sequence[Sequence[float]]  # row i has the tasks seen so far, 0 to i
+Row = Sequence[float] | None  # the tasks seen so far, 0 to i; None if nothing was trained at task i
+Matrix = Sequence[Row]
 
 
-def average_accuracy(accuracy: Matrix) -> float:
-    """The mean over tasks after the last one."""
-    return sum(accuracy[-1]) / len(accuracy[-1])
+@dataclass(frozen=True)
+class Summary:
+    """A number over seeds: mean, standard deviation (n - 1), standard error and number of seeds."""
+
+    mean: float
+    std: float
+    stderr: float
+    n: int
+
+
+def average_accuracy(accuracy: Matrix) -> float | None:
+    """The mean over tasks after the last one; None if nothing was trained there."""
+    last = accuracy[-1] if accuracy else None
+    return None if last is None else sum(last) / len(last)
 
 
 def backward_transfer(accuracy: Matrix) -> float | None:
-    """BWT = 1 / (T-1) sum_{i<T} R_Ti - R_ii; None for a single task."""
+    """BWT = 1 / (T-1) sum_{i<T} R_Ti - R_ii; None for a single task, or if some R_ii is missing."""
+    rows = [row for row in accuracy if row is not None]
     last = len(accuracy) - 1
-    return sum(accuracy[last][i] - accuracy[i][i] for i in range(last)) / last if last else None
+    if last < 1 or len(rows) <= last:
+        return None
+    return sum(rows[last][i] - rows[i][i] for i in range(last)) / last
 
 
 def forward_transfer(accuracy: Matrix, separate: Sequence[float]) -> float | None:
     """FWT = 1 / (T-1) sum_{i>1} R_ii - R_i^ind, with the accuracy of a network trained on task i alone."""
+    rows = [row for row in accuracy if row is not None]
     last = len(accuracy) - 1
-    return sum(accuracy[i][i] - separate[i] for i in range(1, last + 1)) / last if last else None
+    if last < 1 or len(rows) <= last:
+        return None
+    return sum(rows[i][i] - separate[i] for i in range(1, last + 1)) / last
 
 
 def forgetting(accuracy: Matrix) -> float | None:
-    """The mean over past tasks of the best accuracy before the last task minus that after it; None for one task."""
+    """The mean over past tasks of the best accuracy before the last task minus that after it; None as for BWT."""
+    rows = [row for row in accuracy if row is not None]
     last = len(accuracy) - 1
-    if not last:
+    if last < 1 or len(rows) <= last:
         return None
-    return sum(max(accuracy[i][j] for i in range(j, last)) - accuracy[last][j] for j in range(last)) / last
+    return sum(max(rows[i][j] for i in range(j, last)) - rows[last][j] for j in range(last)) / last
 
 
 def detection(true: Sequence[int], found: Sequence[tuple[int, int]]) -> dict[str, Any]:
@@ -60,9 +80,11 @@ def threshold_range(statistic: Sequence[float], true: Sequence[int], first: int)
     return max(within), min((statistic[place] for place in true), default=math.inf)
 
 
-def summarise(values: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation (n - 1), standard error and number of runs."""
+def summarise(values: Sequence[float]) -> Summary | None:
+    """The values over seeds; None if there are none."""
+    if not values:
+        return None
     n = len(values)
     mean = sum(values) / n
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1)) if n > 1 else 0.0
-    return {"mean": mean, "std": std, "stderr": std / math.sqrt(n), "n": n}
+    return Summary(mean, std, std / math.sqrt(n), n)

@@ -1,9 +1,12 @@
-"""results.json as the report sees it, and the snapshots beside it."""
+"""One results.json, typed: an experiment and its seeds. Every summary is computed from the accuracy matrices."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fromp.foundation import storage
@@ -12,9 +15,90 @@ from fromp.foundation.state import State
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, settings_for
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.methods.registry import METHODS
-from fromp.lab.results import metrics, store
-from fromp.lab.results.metrics import Matrix
+from fromp.lab.results import metrics
+from fromp.lab.results.metrics import Matrix, Summary
 from fromp.lab.results.plan import Plan
+
+Metric = Literal["average_accuracy", "backward_transfer", "forward_transfer", "forgetting", "seconds"]
+COMPUTED = ("average_accuracy", "backward_transfer", "forgetting")
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def seed_folder(out: Path, seed: int) -> Path:
+    """Where one seed's checkpoints and snapshots lie."""
+    return out / "seeds" / str(seed)
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """What one seed came to; lists have one entry per task learned, and are empty in files that did not record it."""
+
+    seed: int
+    accuracy: list[list[Fraction] | None]  # row i after task i; None if nothing was trained there
+    seconds: float
+    tasks: int | None = None  # how many there are; None in a file that does not say is as many as were learned
+    forward_transfer: float | None = None  # known only beside networks trained on each task alone
+    task_seconds: list[float] = field(default_factory=list)
+    task_steps: list[int] = field(default_factory=list)
+    task_threads: list[int | None] = field(default_factory=list)  # None where they changed within the task
+    task_largest_norm: list[float | None] = field(default_factory=list)  # of the gradient, where it is clipped
+    peak_memory_mb: float | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    boundaries: dict[str, Any] | None = None  # those found, of a run that was not told them
+    other: dict[str, Any] = field(default_factory=dict)  # what another version recorded beside these
+
+    def __post_init__(self) -> None:
+        for i, row in enumerate(self.accuracy):
+            if row is not None and len(row) != i + 1:
+                raise ValueError(f"row {i + 1} of the accuracy matrix has {len(row)} numbers")
+
+    @classmethod
+    def parse(cls, found: Mapping[str, Any]) -> "SeedResult":
+        """From an entry of results.json; pydantic's error if it is none."""
+        known = {one.name for one in fields(cls)} - {"other"}
+        values = {key: value for key, value in found.items() if key in known}
+        other = {key: value for key, value in found.items() if key not in known and key not in COMPUTED}
+        return _SEED.validate_python({**values, "other": other})
+
+    def as_json(self) -> dict[str, Any]:
+        """As an entry of results.json: what is computed beside what was recorded."""
+        values = asdict(self)
+        other, seed, accuracy = values.pop("other"), values.pop("seed"), values.pop("accuracy")
+        computed: dict[str, Any] = {}
+        if self.accuracy:
+            computed = {
+                "average_accuracy": self.average_accuracy,
+                "backward_transfer": self.backward_transfer,
+                "forward_transfer": values.pop("forward_transfer"),
+                "forgetting": self.forgetting,
+            }
+        recorded = {key: value for key, value in values.items() if value not in (None, [], {})}
+        return {"seed": seed, "accuracy": accuracy, **computed, **recorded, **other}
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its tasks are learned."""
+        return len(self.accuracy) == (len(self.accuracy) if self.tasks is None else self.tasks)
+
+    @cached_property
+    def average_accuracy(self) -> float | None:
+        return metrics.average_accuracy(self.accuracy)
+
+    @cached_property
+    def backward_transfer(self) -> float | None:
+        return metrics.backward_transfer(self.accuracy)
+
+    @cached_property
+    def forgetting(self) -> float | None:
+        return metrics.forgetting(self.accuracy)
+
+    @property
+    def last(self) -> list[float]:
+        """The accuracy on each task after the last one learned."""
+        return self.accuracy[-1] or [] if self.accuracy else []
+
+
+_SEED = TypeAdapter(SeedResult)
 
 
 @dataclass(frozen=True)
@@ -27,33 +111,85 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """What a detector saw at each minibatch of a run that was not told where tasks begin."""
+
+    values: dict[str, Tensor]  # by the statistic's name
+    true: list[int]
+    found: list[int]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One results.json: a method on a benchmark, with some seeds."""
 
-    path: Path
-    name: str  # what tells it from the others on the page
+    path: Path  # its folder
     benchmark: str
     method: str
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # as recorded
     environment: dict[str, Any]
-    runs: list[dict[str, Any]]  # those that have learned a task
-    summary: dict[str, dict[str, float]]
+    recorded: list[SeedResult]
+    name: str = ""  # what tells it from others: the method, or the folder
+
+    @classmethod
+    def parse(cls, found: Any, path: Path) -> "Experiment":
+        """From the content of a results.json in a folder; ValueError, KeyError or TypeError if it is none."""
+        plan = {key: _KINDS[key].validate_python(found[key]) for key in _KINDS}
+        seeds = [SeedResult.parse(run) for run in found["runs"]]
+        if plan["method"] == "joint":  # older files have the accuracy of the untrained network before this task
+            first = plan["settings"].get("joint_from", 1)
+            seeds = [
+                replace(seed, accuracy=[row if i + 1 >= first else None for i, row in enumerate(seed.accuracy)])
+                for seed in seeds
+            ]
+        return cls(path, **plan, recorded=seeds, name=plan["method"])
 
     @property
-    def finished(self) -> list[dict[str, Any]]:
-        """The runs that have learned every task."""
-        return store.finished(self.runs)
+    def plan(self) -> dict[str, Any]:
+        """What was run, as recorded."""
+        return {"benchmark": self.benchmark, "method": self.method, "settings": self.settings}
 
     @property
-    def shown(self) -> list[dict[str, Any]]:
-        """The finished runs, or, while there are none, those that are furthest."""
-        furthest = max((len(run["accuracy"]) for run in self.runs), default=0)
-        return self.finished or [run for run in self.runs if len(run["accuracy"]) == furthest]
+    def seeds(self) -> list[SeedResult]:
+        """Those that have learned a task."""
+        return [seed for seed in self.recorded if seed.last]
+
+    @property
+    def finished(self) -> list[SeedResult]:
+        """Those that have learned every task."""
+        return [seed for seed in self.seeds if seed.finished]
+
+    @property
+    def shown(self) -> list[SeedResult]:
+        """The finished ones, or, while there are none, those that are furthest."""
+        furthest = max((len(seed.accuracy) for seed in self.seeds), default=0)
+        return self.finished or [seed for seed in self.seeds if len(seed.accuracy) == furthest]
 
     @property
     def matrices(self) -> list[Matrix]:
-        """The accuracy matrices of the runs that are shown."""
-        return [run["accuracy"] for run in self.shown]
+        """The accuracy matrices of the seeds that are shown."""
+        return [seed.accuracy for seed in self.shown]
+
+    def summary(self, metric: Metric) -> Summary | None:
+        """A number over the finished seeds; None if no seed has it."""
+        values = [getattr(seed, metric) for seed in self.finished]
+        return metrics.summarise([value for value in values if value is not None])
+
+    def summaries(self) -> dict[str, dict[str, float]]:
+        """Every summary, as results.json has them."""
+        found = {metric: self.summary(metric) for metric in get_args(Metric)}
+        return {metric: asdict(summary) for metric, summary in found.items() if summary is not None}
+
+    def with_forward_transfer(self, separate: "Experiment | None") -> "Experiment":
+        """With FWT in the seeds whose tasks were also learned by networks trained on each task alone."""
+        alone = {seed.seed: seed.last for seed in separate.finished} if separate is not None else {}
+        seeds = [
+            replace(seed, forward_transfer=metrics.forward_transfer(seed.accuracy, alone[seed.seed]))
+            if seed.finished and len(alone.get(seed.seed, ())) == len(seed.accuracy)
+            else seed
+            for seed in self.recorded
+        ]
+        return replace(self, recorded=seeds)
 
     @property
     def middle_seed(self) -> int:
@@ -62,9 +198,9 @@ class Experiment:
 
     def middle_seeds(self, count: int) -> list[int]:
         """That many seeds about the median, the least accurate first; all of them if there are fewer."""
-        ordered = sorted(self.shown, key=lambda run: (run["average_accuracy"], run["seed"]))
+        ordered = sorted(self.shown, key=lambda seed: (seed.average_accuracy or 0.0, seed.seed))
         first = max(0, (len(ordered) - count) // 2)
-        return [int(run["seed"]) for run in ordered[first : first + count]]
+        return [seed.seed for seed in ordered[first : first + count]]
 
     def make(self, seed: int) -> tuple[Stream, nn.Module]:
         """The stream and the network of one seed, untrained."""
@@ -88,7 +224,7 @@ class Experiment:
 
     def snapshots(self, seed: int) -> list[Snapshot]:
         """What one seed looked like after each task; none if only results.json is here."""
-        path = store.seed_folder(self.path, seed) / "tasks"
+        path = seed_folder(self.path, seed) / "tasks"
         found: list[Snapshot] = []
         while (path / str(len(found) + 1) / storage.MANIFEST).exists():
             task = len(found) + 1
@@ -96,59 +232,36 @@ class Experiment:
             found.append(Snapshot(task, state["weights"], state["memory"]))
         return found
 
-    def trace(self, seed: int) -> "Trace | None":
+    def trace(self, seed: int) -> Trace | None:
         """The detector's statistics, if the run had a detector."""
-        path = store.seed_folder(self.path, seed) / "trace"
+        path = seed_folder(self.path, seed) / "trace"
         if not (path / storage.MANIFEST).exists():
             return None
         state = storage.read(path, "trace")
         columns = dict(zip(state["names"], state["values"].unbind(1), strict=True))
         return Trace(columns, state["true"], [begins for begins, _ in state["found"]])
 
-
-@dataclass(frozen=True)
-class Trace:
-    """What a detector saw at each minibatch of a run that was not told where tasks begin."""
-
-    values: dict[str, Tensor]  # by the statistic's name
-    true: list[int]
-    found: list[int]
+    def cells(self) -> Iterator[tuple[int, int, int, float]]:
+        """The accuracy matrices as rows: seed, after how many tasks, task, accuracy."""
+        for seed in self.recorded:
+            for i, row in enumerate(seed.accuracy, start=1):
+                yield from ((seed.seed, i, j, value) for j, value in enumerate(row or (), start=1))
 
 
-def find(out: Path) -> list[Experiment]:
-    """The experiment in a folder, or those in its subfolders, the most accurate first."""
-    if (out / "results.json").exists():
-        return [_read(out)]
-    found = [_read(path.parent) for path in sorted(out.glob("*/results.json"))]
-    if not found:
-        raise CheckpointError(
-            f"{out} holds no results.json, nor does a folder in it; name one that `fromp run` or `fromp compare` wrote."
-        )
-    return sorted(_told_apart(found), key=lambda one: -one.summary.get("average_accuracy", {}).get("mean", -1.0))
+_KINDS: dict[str, TypeAdapter] = {
+    "benchmark": TypeAdapter(str),
+    "method": TypeAdapter(str),
+    "settings": TypeAdapter(dict[str, Any]),
+    "environment": TypeAdapter(dict[str, Any]),
+}
 
 
-def forward_transfer(found: Experiment, separate: Experiment | None) -> dict[str, float] | None:
-    """FWT over the seeds that were also learned by a network for each task alone."""
-    values = store.forward_transfers(found.runs, separate.runs) if separate else {}
-    return metrics.summarise(list(values.values())) if values else None
-
-
-def _read(path: Path) -> Experiment:
-    read = store.read(path)
-    try:
-        runs = [run for run in read["runs"] if run["accuracy"]]
-        return Experiment(
-            path, read["method"], read["benchmark"], read["method"], read["settings"], read["environment"], runs,
-            read["summary"],
-        )  # fmt: skip
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path / 'results.json'} is not what `fromp run` writes ({error}); run the same command again."
-        ) from error
-
-
-def _told_apart(experiments: list[Experiment]) -> list[Experiment]:
-    """Named by method if that tells them apart, else by folder."""
-    if len({one.method for one in experiments}) == len(experiments):
-        return experiments
-    return [Experiment(**{**vars(one), "name": one.path.name}) for one in experiments]
+def refused(path: Path, error: Exception, way_out: str) -> CheckpointError:
+    """The error for a file that is not what fromp writes."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = f"{where}: {first['msg']}" if where else first["msg"]
+    else:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+    return CheckpointError(f"{path} is damaged, or not of a form that this version reads ({reason}); {way_out}.")

@@ -1,13 +1,13 @@
 """selection.json: the settings tried on a benchmark in one file, one row per candidate."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fromp.foundation import storage
-from fromp.lab.results import metrics, store
-from fromp.lab.results.record import Experiment
+from fromp.lab.results import store
+from fromp.lab.results.record import Experiment, SeedResult
 
 FILE = "selection.json"
 
@@ -18,14 +18,10 @@ def write(out: Path, folder: Path) -> int:
     Settings that all candidates of a method have in common stand once, under `shared`. A row has the others and, for
     each finished seed, the accuracy on each task after the last, the backward transfer and the seconds.
     """
-    found = {path.parent: json.loads(path.read_text()) for path in sorted(folder.rglob("results.json"))}
-    methods = dict.fromkeys(results["method"] for results in found.values())
-    shared = {
-        name: _shared([each["settings"] for each in found.values() if each["method"] == name]) for name in methods
-    }
-    rows = [
-        _row(path.relative_to(folder).as_posix(), results, shared[results["method"]]) for path, results in found.items()
-    ]
+    found = [store.read(path.parent) for path in sorted(folder.rglob(store.RESULTS))]
+    methods = dict.fromkeys(each.method for each in found)
+    shared = {name: _shared([each.settings for each in found if each.method == name]) for name in methods}
+    rows = [_row(each.path.relative_to(folder).as_posix(), each, shared[each.method]) for each in found]
     common = ",\n".join(f"{json.dumps(name)}: {json.dumps(settings)}" for name, settings in shared.items())
     candidates = ",\n".join(json.dumps(row) for row in rows)
     text = f'{{"shared": {{\n{common}\n}},\n"candidates": [\n{candidates}\n]}}\n'
@@ -35,34 +31,29 @@ def write(out: Path, folder: Path) -> int:
 
 def read(file: Path) -> list[Experiment]:
     """The candidates of a selection.json; of each accuracy matrix, only the last row was kept."""
-    found = json.loads(file.read_text())
-    experiments = []
+    return store.parsed(file, lambda found: list(_candidates(found, file.parent)), "restore it from a copy")
+
+
+def _candidates(found: Any, folder: Path) -> Iterator[Experiment]:
     for row in found["candidates"]:
-        columns = row["seeds"], row["accuracy"], row["backward_transfer"], row["seconds"]
-        runs = [
-            {
-                "seed": seed, "accuracy": [accuracy], "average_accuracy": metrics.average_accuracy([accuracy]),
-                "backward_transfer": transfer, "seconds": seconds,
-            }
-            for seed, accuracy, transfer, seconds in zip(*columns, strict=True)
-        ]  # fmt: skip
+        seeds = [
+            SeedResult.parse({"seed": seed, "accuracy": [None] * (len(last) - 1) + [last], "seconds": seconds})
+            for seed, last, seconds in zip(row["seeds"], row["accuracy"], row["seconds"], strict=True)
+        ]
         settings = {**found["shared"][row["method"]], **row["settings"]}
-        place, benchmark, method = file.parent / row["name"], row["benchmark"], row["method"]
-        experiments.append(Experiment(place, row["name"], benchmark, method, settings, {}, runs, store.summary(runs)))
-    return experiments
+        yield Experiment(folder / row["name"], row["benchmark"], row["method"], settings, {}, seeds, row["name"])
 
 
-def _row(name: str, results: Mapping[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
-    runs = store.finished(results["runs"])
+def _row(name: str, found: Experiment, shared: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
-        "benchmark": results["benchmark"],
-        "method": results["method"],
-        "settings": {key: value for key, value in results["settings"].items() if key not in shared},
-        "seeds": [run["seed"] for run in runs],
-        "accuracy": [run["accuracy"][-1] for run in runs],
-        "backward_transfer": [run["backward_transfer"] for run in runs],
-        "seconds": [round(run["seconds"], 1) for run in runs],
+        "benchmark": found.benchmark,
+        "method": found.method,
+        "settings": {key: value for key, value in found.settings.items() if key not in shared},
+        "seeds": [seed.seed for seed in found.finished],
+        "accuracy": [seed.last for seed in found.finished],
+        "backward_transfer": [seed.backward_transfer for seed in found.finished],
+        "seconds": [round(seed.seconds, 1) for seed in found.finished],
     }
 
 

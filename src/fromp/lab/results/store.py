@@ -1,101 +1,102 @@
-"""results.json: every run of a plan in one file, rewritten whenever one of them finishes a task; and as CSV."""
+"""results.json: every seed of a plan in one file, rewritten whenever one of them finishes a task; and as CSV."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock
 
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
-from fromp.lab.engine.threads import environment
-from fromp.lab.results import metrics
+from fromp.lab.results.environment import environment
+from fromp.lab.results.format import as_csv
 from fromp.lab.results.plan import Plan
+from fromp.lab.results.record import Experiment, SeedResult, refused, seed_folder
 
-SUMMARISED = ("average_accuracy", "backward_transfer", "forward_transfer", "forgetting", "seconds")
-
-
-def seed_folder(out: Path, seed: int) -> Path:
-    """Where one seed's checkpoints and snapshots lie."""
-    return out / "seeds" / str(seed)
+RESULTS = "results.json"
+HEADS = ("seed", "after_task", "task", "accuracy")
+T = TypeVar("T")
 
 
-def record(out: Path, plan: Plan, run: dict[str, Any]) -> None:
-    """Put a run's present state into its own file, and all of them into results.json."""
-    path = seed_folder(out, run["seed"])
-    path.mkdir(parents=True, exist_ok=True)
-    storage.replace(path / "run.json", json.dumps(run).encode())
-    with FileLock(out / ".results.lock"):
-        runs = [json.loads(file.read_text()) for file in sorted(out.glob("seeds/*/run.json"))]
-        write(out, plan, sorted(runs, key=lambda run: run["seed"]))
+def read(folder: Path) -> Experiment:
+    """The experiment in a folder."""
+    if not (folder / RESULTS).exists():
+        raise CheckpointError(f"{folder} holds no {RESULTS}; name a folder that `fromp run` wrote.")
+    way_out = "restore it from a copy, or choose another folder"
+    return parsed(folder / RESULTS, lambda found: Experiment.parse(found, folder), way_out)
 
 
-def unfold(out: Path) -> None:
-    """Put each run that only results.json has into a file of its own, so that `record` does not lose it."""
-    if not (out / "results.json").exists():
-        return
-    for run in read(out)["runs"]:
-        path = seed_folder(out, run["seed"]) / "run.json"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            storage.replace(path, json.dumps(run).encode())
+def read_seed(folder: Path, seed: int) -> SeedResult | None:
+    """What one seed has recorded so far in its own file; None if it has not."""
+    path = _own_file(folder, seed)
+    return parsed(path, SeedResult.parse, "remove it to learn that seed again") if path.exists() else None
 
 
-def write(out: Path, plan: Plan, runs: list[dict[str, Any]]) -> None:
-    """results.json with these runs."""
-    _write(out, {**plan.as_json(), "environment": environment(), "runs": runs, "summary": summary(runs)})
+def find(root: Path) -> list[Experiment]:
+    """The experiment in a folder, or those in its subfolders, the most accurate first."""
+    if (root / RESULTS).exists():
+        return [read(root)]
+    found = [read(path.parent) for path in sorted(root.glob(f"*/{RESULTS}"))]
+    if not found:
+        raise CheckpointError(
+            f"{root} holds no {RESULTS}, nor does a folder in it; name one that `fromp run` or `fromp compare` wrote."
+        )
+    if len({experiment.method for experiment in found}) < len(found):
+        found = [replace(experiment, name=experiment.path.name) for experiment in found]
+    return sorted(found, key=_mean_accuracy, reverse=True)
 
 
-def _write(out: Path, results: dict[str, Any]) -> None:
-    storage.replace(out / "results.json", (json.dumps(results, indent=1) + "\n").encode())
-    lines = ["seed,after_task,task,accuracy"]
-    lines += [
-        f"{run['seed']},{i + 1},{j + 1},{value}"
-        for run in results["runs"]
-        for i, row in enumerate(run["accuracy"])
-        for j, value in enumerate(row)
-    ]
-    storage.replace(out / "accuracy.csv", ("\n".join(lines) + "\n").encode())
+def record(folder: Path, plan: Plan, seed: SeedResult) -> None:
+    """Put a seed's present state into its own file, and all of them into results.json."""
+    _write_seed(folder, seed)
+    with FileLock(folder / ".results.lock"):
+        numbers = sorted(int(path.parent.name) for path in folder.glob("seeds/*/run.json"))
+        seeds = [found for number in numbers if (found := read_seed(folder, number))]
+        _write(Experiment(folder, **json.loads(json.dumps(plan.as_json())), environment=environment(), recorded=seeds))
 
 
-def add_forward_transfer(out: Path, separate: Path) -> None:
-    """Put FWT into the runs of `out` whose seed was also learned by networks trained on each task alone."""
-    found = read(out)
-    by_seed = forward_transfers(found["runs"], read(separate)["runs"])
-    for run in found["runs"]:
-        if run["seed"] in by_seed:
-            run["forward_transfer"] = by_seed[run["seed"]]
-            storage.replace(seed_folder(out, run["seed"]) / "run.json", json.dumps(run).encode())
-    _write(out, {**found, "summary": summary(found["runs"])})
+def unfold(folder: Path) -> None:
+    """Put each seed that only results.json has into a file of its own, so that `record` does not lose it."""
+    for seed in read(folder).recorded if (folder / RESULTS).exists() else ():
+        if not _own_file(folder, seed.seed).exists():
+            _write_seed(folder, seed)
 
 
-def forward_transfers(runs: list[dict[str, Any]], separate: list[dict[str, Any]]) -> dict[int, float]:
-    """FWT by seed, where networks that were trained on each task alone have learned the same seed and tasks."""
-    alone = {run["seed"]: run["accuracy"][-1] for run in finished(separate)}
-    found = {
-        run["seed"]: metrics.forward_transfer(run["accuracy"], alone[run["seed"]])
-        for run in finished(runs)
-        if run.get("backward_transfer") is not None and len(alone.get(run["seed"], ())) == len(run["accuracy"])
-    }
-    return {seed: value for seed, value in found.items() if value is not None}
+def add_forward_transfer(folder: Path, separate: Path) -> None:
+    """Put FWT into the seeds that were also learned by networks trained on each task alone."""
+    found = read(folder).with_forward_transfer(read(separate))
+    for seed in found.recorded:
+        _write_seed(folder, seed)
+    _write(found)
 
 
-def finished(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs that have learned all their tasks."""
-    return [run for run in runs if len(run["accuracy"]) == run.get("tasks", len(run["accuracy"]))]
+def _write(experiment: Experiment) -> None:
+    runs = [seed.as_json() for seed in experiment.recorded]
+    found = {**experiment.plan, "environment": experiment.environment, "runs": runs, "summary": experiment.summaries()}
+    storage.replace(experiment.path / RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+    storage.replace(experiment.path / "accuracy.csv", as_csv([HEADS, *experiment.cells()]).encode())
 
 
-def read(out: Path) -> dict[str, Any]:
-    """What `write` wrote."""
+def _write_seed(folder: Path, seed: SeedResult) -> None:
+    path = _own_file(folder, seed.seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.replace(path, json.dumps(seed.as_json()).encode())
+
+
+def _own_file(folder: Path, seed: int) -> Path:
+    return seed_folder(folder, seed) / "run.json"
+
+
+def parsed(path: Path, parse: Callable[[Any], T], way_out: str) -> T:
+    """The content of a JSON file, or our error with its name."""
     try:
-        return json.loads((out / "results.json").read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{out} holds no results.json; name a folder that `fromp run` wrote.") from error
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{out / 'results.json'} is damaged ({error}); run the same command again.") from error
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise refused(path, error, way_out) from error
 
 
-def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean, deviation and error of each number over the runs that have finished."""
-    values = {name: [run[name] for run in finished(runs) if run.get(name) is not None] for name in SUMMARISED}
-    return {name: metrics.summarise(of) for name, of in values.items() if of}
+def _mean_accuracy(experiment: Experiment) -> float:
+    summary = experiment.summary("average_accuracy")
+    return -1.0 if summary is None else summary.mean

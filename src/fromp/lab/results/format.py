@@ -1,0 +1,122 @@
+"""Numbers and tables as text: for the terminal, the report, the paper's tables and the documents."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from rich.table import Table as RichTable
+
+from fromp.foundation import storage
+from fromp.lab.results.metrics import Matrix, Summary
+from fromp.lab.results.record import Experiment, Metric
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of text."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self, numbers: bool = True) -> str:
+        """For a document; columns of numbers are aligned at the right."""
+        side = "---:|" if numbers else "---|"
+        lines = ["| " + " | ".join(self.heads) + " |", "|---|" + side * (len(self.heads) - 1)]
+        return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in self.rows)])
+
+    def terminal(self, title: str, numbers: bool = True) -> RichTable:
+        """For a terminal."""
+        table = RichTable(title=title, title_justify="left", title_style="bold")
+        for place, head in enumerate(self.heads):
+            table.add_column(head, justify="right" if numbers and place else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def csv(self) -> str:
+        """For a spreadsheet."""
+        return as_csv([self.heads, *self.rows])
+
+    def save(self, path: Path) -> list[Path]:
+        """As Markdown and CSV at `path` with those suffixes; a directory that is missing is made."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = {"csv": self.csv(), "md": self.markdown() + "\n"}
+        for suffix, text in written.items():
+            storage.replace(path.with_name(f"{path.name}.{suffix}"), text.encode())
+        return [path.with_name(f"{path.name}.{suffix}") for suffix in written]
+
+
+def as_csv(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def percent(summary: Summary | None) -> str:
+    """Mean and standard error in percent; a single seed has no error."""
+    if summary is None:
+        return ""
+    mean = points(summary.mean)
+    return mean if summary.n < 2 else f"{mean} ± {points(summary.stderr)}"
+
+
+def deviation(summary: Summary | None) -> str:
+    """The standard deviation in percent; a single seed has none."""
+    return "" if summary is None or summary.n < 2 else points(summary.std)
+
+
+def points(fraction: float) -> str:
+    """A fraction in percent, without a sign before zero."""
+    text = f"{100 * fraction:.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def duration(seconds: float) -> str:
+    """A time that was measured."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, hours = seconds / 60, seconds / 3600
+    return f"{minutes:.1f} min" if minutes < 60 else f"{hours:.1f} h"
+
+
+def about(seconds: float) -> str:
+    """A time to plan by."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    minutes = seconds / 60
+    return f"about {minutes:.0f} min" if minutes < 90 else f"about {minutes / 60:.0f} h"
+
+
+def results_table(experiments: Sequence[Experiment], names: Sequence[str] | None = None) -> Table:
+    """One row per experiment: accuracy, the transfers that are known, seeds and seconds."""
+    transfers: list[Metric] = [
+        metric for metric in get_args(Metric)[1:3] if any(experiment.summary(metric) for experiment in experiments)
+    ]
+    heads = ["", "average accuracy", *(metric.replace("_", " ") for metric in transfers), "seeds", "seconds per seed"]
+    rows = []
+    for name, experiment in zip(names or [one.name for one in experiments], experiments, strict=True):
+        seconds = experiment.summary("seconds")
+        rows.append(
+            [
+                name,
+                percent(experiment.summary("average_accuracy")),
+                *(percent(experiment.summary(metric)) for metric in transfers),
+                f"{len(experiment.finished)}",
+                "" if seconds is None else f"{seconds.mean:.0f}",
+            ]
+        )
+    return Table(heads, rows)
+
+
+def matrix_table(accuracy: Matrix) -> Table:
+    """The accuracy matrix of one run, in percent; a task at which nothing was trained has an empty row."""
+    rows = []
+    for i, row in enumerate(accuracy):
+        cells = [f"{100 * value:.1f}" for value in row or ()]
+        average = f"{100 * sum(row) / len(row):.2f}" if row else ""
+        rows.append([f"task {i + 1}", *cells, *[""] * (len(accuracy) - len(cells)), average])
+    return Table(["after", *(f"task {j + 1}" for j in range(len(accuracy))), "average"], rows)
