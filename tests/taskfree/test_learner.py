@@ -401,8 +401,8 @@ def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
     assert len(trace[0]["values"]) == 3 * 135
     assert whole.boundaries["misses"] == 0
     if boundaries == "calibrated":
-        assert whole["boundaries"]["shifts"] == [0, 0]
-        assert whole["boundaries"]["false_alarms"] == 0
+        assert whole.boundaries["shifts"] == [0, 0]
+        assert whole.boundaries["false_alarms"] == 0
 
 
 @pytest.mark.parametrize(
