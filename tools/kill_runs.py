@@ -21,7 +21,7 @@ RUN = ["toy", "--tasks", "3", "--epochs", "5", "--quiet", "--checkpoint-seconds"
 
 
 def command(out: Path, method: str) -> list[str]:
-    return [sys.executable, "-m", "fromp.lab.cli", "run", *RUN, "--method", method, "--out", str(out)]
+    return [sys.executable, "-m", "fromp", "run", *RUN, "--method", method, "--out", str(out)]
 
 
 def outcome(out: Path) -> dict:

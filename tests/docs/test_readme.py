@@ -110,12 +110,13 @@ def test_commands_exist(path):
             if words[:1] == ["make"]:
                 assert set(words[1:]) <= targets, line
             if words[:1] == ["fromp"]:
-                options = cli._parser().parse_args(words[1:])
-                if "benchmark" in options:
-                    assert options.benchmark in BENCHMARKS, line
-                    methods = options.methods.split(",") if "methods" in options else [options.method]
-                    for method in methods:
-                        cli._plan(options, method)
+                _, bound = cli.parse(words[1:])
+                bound.apply_defaults()
+                if "benchmark" in bound.arguments:
+                    given = bound.arguments
+                    assert given["benchmark"] in BENCHMARKS, line
+                    for method in given["methods"].split(",") if "methods" in given else [given["method"]]:
+                        given["learning"].plan(given["benchmark"], method, given.get("task_free", False))
 
 
 LINK = re.compile(r"\]\(([^)\s]*?)(?:#([\w-]+))?\)")

@@ -457,12 +457,6 @@ def test_arguments_that_end_in_an_error_of_ours(arguments, message, tmp_path, mo
     assert message in capsys.readouterr().err
 
 
-def test_comparing_no_methods_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["compare", "toy", "--methods", ","]) == 2
-    assert "--methods" in capsys.readouterr().err
-
-
 def test_no_penalty_still_learns_when_gradients_are_clipped(tmp_path):
     arguments = ["run", "toy", "--tasks", "1", "--epochs", "2", "--quiet", "--out", str(tmp_path)]
     assert main([*arguments, "--set", "tau=0", "--set", "clip=1"]) == 0
@@ -471,7 +465,7 @@ def test_no_penalty_still_learns_when_gradients_are_clipped(tmp_path):
 
 def test_terminating_several_jobs_leaves_no_process_behind(tmp_path):
     """Orphans would go on writing into a folder that the next run believes to be its own."""
-    command = [sys.executable, "-m", "fromp.lab.cli", "run", "toy", "--seeds", "2", "--jobs", "2", "--epochs", "500"]
+    command = [sys.executable, "-m", "fromp", "run", "toy", "--seeds", "2", "--jobs", "2", "--epochs", "500"]
     command += ["--quiet", "--checkpoint-seconds", "0.2", "--out", str(tmp_path)]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

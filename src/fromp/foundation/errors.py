@@ -23,4 +23,4 @@ class CheckpointError(FrompError):
 
 def install(extra: str) -> str:
     """How to get what an extra of the package needs."""
-    return f"in a clone of fromp: pip install '.[{extra}]'"
+    return f"pip install 'fromp[{extra}]', or in a clone pip install '.[{extra}]'"

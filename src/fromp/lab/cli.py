@@ -1,370 +1,452 @@
-"""The command line."""
+"""The command line: every command is a function, its options are the function's arguments."""
 
-import argparse
+import inspect
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.types import NonNegativeFloat, PositiveInt, UInt32
 
 from fromp import __version__
-from fromp.foundation.errors import FrompError, install
+from fromp.foundation.errors import FrompError
+from fromp.lab.engine.console import PlainConsole, download_bar, printable
+
+if TYPE_CHECKING:  # a command imports what it needs: `fromp --help` does not wait for torch
+    from fromp.lab.engine.jobs import Execution
+    from fromp.lab.results.plan import Plan
+
+app = App(
+    name="fromp",
+    version=f"fromp {__version__}",
+    help="""Continual learning by functional regularisation of memorable past.
+
+    A first run, of half a minute: `fromp run toy`. Options and examples of a command: `fromp COMMAND --help`.""",
+    help_format="markdown",
+    default_parameter=Parameter(negative="", allow_repeating=True, show_default=lambda value: value or None),
+)
+app.register_install_completion_command(help="Install completion of commands, options and names for your shell.")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 2 for a wrong input, 130 or 143 after an interruption."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 2 if an input is wrong, 130 or 143 after an interruption."""
     try:
-        return options.command(options)
+        command, arguments = parse(sys.argv[1:] if words is None else words)
+        return command(*arguments.args, **arguments.kwargs) or 0
     except FrompError as error:
-        print(f"fromp: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error))
     except OSError as error:
-        print(f"fromp: {error.filename or 'a file'}: {error.strerror or error}; choose another place.", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        print(f"fromp: {error.name} is not installed; {install('experiments')}.", file=sys.stderr)
-        return 2
+        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; give another path.")
     except KeyboardInterrupt:
-        print("fromp: interrupted", file=sys.stderr)
-        return 130
+        return _fail("interrupted", 130)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fromp", description="Continual learning by functional regularisation of memorable past."
-    )
-    parser.add_argument("--version", action="version", version=f"fromp {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    run = commands.add_parser("run", help="learn a benchmark with one method", description="Learn a benchmark.")
-    run.add_argument("benchmark", metavar="BENCHMARK", help="one of those that `fromp list` shows")
-    run.add_argument("--method", default="fromp", metavar="NAME", help="default: fromp")
-    run.add_argument(
-        "--task-free", action="store_true", help="find out where tasks begin instead of being told (docs/task-free.md)"
-    )
-    _add_run_options(run, "runs/BENCHMARK-METHOD, with -task-free")
-    run.set_defaults(command=_run)
-
-    compare = commands.add_parser(
-        "compare", help="learn a benchmark with several methods", description="Compare methods."
-    )
-    compare.add_argument("benchmark", metavar="BENCHMARK")
-    compare.add_argument("--methods", required=True, metavar="A,B,C", help="names, separated by commas")
-    _add_run_options(compare, "runs/BENCHMARK-comparison")
-    compare.set_defaults(command=_compare)
-
-    tune = commands.add_parser(
-        "tune", help="try settings on held-out training data", description="Try settings on held-out training data."
-    )
-    tune.add_argument("benchmark", metavar="BENCHMARK")
-    tune.add_argument("--method", default="fromp", metavar="NAME", help="default: fromp")
-    tune.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="KEY=V1,V2",
-        help="values of a setting; repeated, every combination is tried",
-    )
-    _add_run_options(tune, "runs/BENCHMARK-METHOD-tuning")
-    tune.set_defaults(command=_tune)
-
-    reproduce = commands.add_parser(
-        "reproduce",
-        help="list the paper's tables and figures, or run and render one",
-        description="List the paper's tables and figures, or learn what is missing of one and render it.",
-    )
-    reproduce.add_argument("name", nargs="?", metavar="TABLE-OR-FIGURE", help="one of those listed, or `all`")
-    reproduce.add_argument(
-        "--quick", action="store_true", help="a small version in minutes; without a name, of everything"
-    )
-    reproduce.add_argument("--as-is", action="store_true", help="learn nothing, render what there is")
-    reproduce.add_argument("--list", action="store_true", help="only list; with --quick, the small version")
-    reproduce.add_argument("--out", metavar="DIR", type=Path, help="default: results, or runs/quick with --quick")
-    reproduce.add_argument(
-        "--jobs", type=int, default=_cores(), metavar="J",
-        help="seeds learned at once, each in a process; default: one a core, here %(default)s",
-    )  # fmt: skip
-    reproduce.add_argument("--quiet", action="store_true", help="say nothing while it learns")
-    reproduce.set_defaults(command=_reproduce)
-
-    report = commands.add_parser(
-        "report", help="write report.html for a folder of results", description="Write a report."
-    )
-    report.add_argument("folder", metavar="DIR", type=Path)
-    report.set_defaults(command=_report)
-
-    bench = commands.add_parser("bench", help="measure the cost of a step", description="Measure costs as ratios.")
-    bench.add_argument("--out", metavar="DIR", type=Path, default=Path("runs/bench"), help="default: runs/bench")
-    bench.add_argument("--quick", action="store_true", help="fewer repetitions and cases")
-    bench.set_defaults(command=_bench)
-
-    detect = commands.add_parser(
-        "detect", help="try detectors of new tasks on streams", description="Try detectors of new tasks."
-    )
-    detect.add_argument(
-        "--streams", metavar="A,B,C", help="of permuted, split, rotated, recurring, stationary; default: all of them"
-    )
-    detect.add_argument(
-        "--detectors", metavar="A,B,C", help="of calibrated, divergence, welch, adwin, kswin; default: all of them"
-    )
-    detect.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N-1; default: 1")
-    detect.add_argument(
-        "--out", metavar="DIR", type=Path, default=Path("runs/detection"), help="default: runs/detection"
-    )
-    detect.add_argument("--quick", action="store_true", help="a fifth of each task")
-    detect.set_defaults(command=_detect)
-
-    listing = commands.add_parser("list", help="benchmarks and methods there are", description="List what there is.")
-    listing.set_defaults(command=_list)
-
-    methods = commands.add_parser(
-        "methods", help="where each method comes from, what it keeps and costs", description="Show the methods."
-    )
-    methods.set_defaults(command=_methods)
-
-    data = commands.add_parser("data", help="show or fetch datasets", description="Show or fetch datasets.")
-    data.add_argument("action", nargs="?", choices=["fetch"], help="fetch: get a dataset now")
-    data.add_argument("name", nargs="?", metavar="NAME")
-    data.add_argument("--folder", metavar="DIR", type=Path, help="look here first (or set FROMP_DATA)")
-    data.set_defaults(command=_data)
-    return parser
+def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], inspect.BoundArguments]:
+    """The function that a command line calls and its arguments; an error if the line is wrong."""
+    try:
+        command, arguments, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        chain = " ".join(("fromp", *(error.command_chain or ())))
+        raise FrompError(f"{error} `{chain} --help` shows what there is.") from error
+    return command, arguments
 
 
-def _add_run_options(parser: argparse.ArgumentParser, out: str) -> None:
-    seeds = parser.add_mutually_exclusive_group()
-    seeds.add_argument("--seeds", type=int, metavar="N", help="seeds 0 to N-1")
-    seeds.add_argument("--seed", type=int, metavar="S", help="one seed; default: 0")
-    parser.add_argument("--memory", type=int, metavar="M", help="points kept of each task; tau grows as they get fewer")
-    parser.add_argument("--tasks", type=int, metavar="T", help="learn only the first T tasks")
-    parser.add_argument("--epochs", type=int, metavar="E", help="epochs a task")
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"default: {out}")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change any setting (docs/commands.md); repeatable",
-    )
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="seeds learned at once, each in a process")
-    parser.add_argument(
-        "--first-task", type=Path, metavar="DIR", help="share the first task with runs that name the same folder"
-    )
-    parser.add_argument(
-        "--tensorboard", action="store_true", help="write scalars for TensorBoard into the run's folder (an extra)"
-    )
-    parser.add_argument("--ray", action="store_true", help="spread the seeds over a Ray cluster (an extra)")
-    parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
-    parser.add_argument(
-        "--checkpoint-seconds", type=float, default=60.0, metavar="S", help="time between checkpoints; default: 60"
-    )
-
-
-def _run(options: argparse.Namespace) -> int:
-    from fromp.lab.engine.watch import console
-
-    plan = _plan(options, options.method)
-    suffix = "-task-free" if options.task_free else ""
-    out = options.out or Path("runs") / f"{options.benchmark}-{options.method}{suffix}"
-    code = _learn(plan, out, options)
-    if code == 0:
-        _finish(out, _seeds(options)[0], console())
+def _fail(message: str, code: int = 2) -> int:
+    print(f"fromp: {printable(message)}", file=sys.stderr)
     return code
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from fromp.lab import report
-    from fromp.lab.engine.watch import console
-    from fromp.lab.results import store
-    from fromp.lab.results.format import results_table
+def _names_in(module: str, registry: str) -> Callable[[Any], dict[str, str]]:
+    """Completes the names of a registry in the laboratory, each with its title."""
 
-    methods = list(dict.fromkeys(_names(options.methods)))
-    if not methods:
-        raise FrompError(f"--methods {options.methods} names no method; write --methods fromp,finetune.")
-    plans = {method: _plan(options, method) for method in methods}
-    out = options.out or Path("runs") / f"{options.benchmark}-comparison"
-    options.first_task = options.first_task or out / "first-task"
-    for method in methods:
-        if code := _learn(plans[method], out / method, options):
-            return code
-    if "separate" in methods:
-        for method in methods:
-            store.add_forward_transfer(out / method, out / "separate")
-    table = results_table([store.read(out / method) for method in methods])
-    console().print(table.terminal(options.benchmark))
-    console().print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
-    return 0
+    def complete(context: Any) -> dict[str, str]:
+        known = getattr(import_module(f"fromp.lab.{module}"), registry)
+        return {name: getattr(entry, "title", "") for name, entry in known.items()}
 
-
-def _tune(options: argparse.Namespace) -> int:
-    from fromp.lab.engine import tune
-    from fromp.lab.engine.watch import console
-
-    plans = tune.candidates(_plan(options, options.method), dict(map(tune.parse_values, options.grid)))
-    out = options.out or Path("runs") / f"{options.benchmark}-{options.method}-tuning"
-    options.first_task = options.first_task or out / "first-task"
-    return tune.tune(plans, _seeds(options), out, _manner(options), console())
+    return complete
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _names(text: str | None) -> list[str]:
-    """Those of a list with commas."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+BenchmarkName = Annotated[
+    str, Parameter(help="A benchmark of `fromp list`.", completer=_names_in("benchmarks.catalogue", "BENCHMARKS"))
+]
+MethodName = Annotated[
+    str, Parameter(metavar="NAME", help="A method of `fromp list`.", completer=_names_in("methods.registry", "METHODS"))
+]
+ExhibitName = Annotated[str, Parameter(name="TABLE-OR-FIGURE", completer=_names_in("paper.exhibits", "EXHIBITS"))]
+DatasetName = Annotated[str, Parameter(completer=_names_in("data", "DATASETS"))]
+Names = Annotated[str, Parameter(metavar="A,B,C")]
+Folder = Annotated[Path, Parameter(metavar="DIR")]
+Count = Annotated[PositiveInt, Parameter(metavar="N")]
+Jobs = Annotated[PositiveInt, Parameter(metavar="J")]
 
 
-def _plan(options: argparse.Namespace, method: str) -> Any:
-    from fromp.lab.benchmarks.catalogue import parse_setting, require_known, settings_for, tuned
-    from fromp.lab.methods.registry import METHODS
-    from fromp.lab.results.plan import Plan
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """The options of every command that learns."""
 
-    require_known("method", method, METHODS)
-    changes = dict(parse_setting(text) for text in options.set)
-    if getattr(options, "task_free", False):
-        changes = {"boundaries": "calibrated", "schedule": "constant", **changes}  # a decay would have to know the end
-        if changes["boundaries"] == "given":
-            raise FrompError("--task-free with boundaries=given is a contradiction; leave one of them out.")
-    changes |= {k: v for k in ("memory", "tasks", "epochs") if (v := getattr(options, k)) is not None}
-    plan = Plan(options.benchmark, method, settings_for(options.benchmark, changes, method))
-    chosen = "strength" in changes or options.command is _tune or tuned(options.benchmark, method)
-    if not chosen and not options.quiet:
-        print(
-            f"note: strength={plan.settings.strength:g} of {method} is a default that nobody has chosen for "
-            f"{options.benchmark}; see `fromp tune {options.benchmark} --method {method} --grid strength=1,10,100`.",
-            file=sys.stderr,
-        )
-    return plan
+    seeds: Count | None = None
+    """Learn seeds 0 to N-1."""
+    seed: Annotated[UInt32, Parameter(metavar="S")] | None = None
+    """Learn one seed; without it and --seeds, seed 0."""
+    memory: Annotated[int, Parameter(metavar="M")] | None = None
+    """Points kept per task; tau grows as they get fewer."""
+    tasks: Annotated[int, Parameter(metavar="T")] | None = None
+    """Learn the first T tasks only."""
+    epochs: Annotated[int, Parameter(metavar="E")] | None = None
+    """Epochs per task."""
+    set: Annotated[list[str], Parameter(metavar="KEY=VALUE")] = field(default_factory=list)
+    """Change a setting (docs/lab/commands.md lists them); repeatable."""
+    jobs: Jobs = 1
+    """Seeds learned at once, each in a process."""
+    first_task: Folder | None = None
+    """Share the first task with runs that name the same folder."""
+    checkpoint_seconds: Annotated[NonNegativeFloat, Parameter(metavar="S")] = 60.0
+    """Time between checkpoints."""
+    tensorboard: bool = False
+    """Write scalars for TensorBoard into the run's folder (extra `tensorboard`)."""
+    ray: bool = False
+    """Spread the seeds over a Ray cluster (extra `ray`)."""
+    quiet: bool = False
+    """Print no progress."""
+
+    def chosen_seeds(self) -> list[int]:
+        if self.seeds and self.seed is not None:
+            raise FrompError(f"--seeds {self.seeds} and --seed {self.seed} contradict each other; give one of them.")
+        return list(range(self.seeds)) if self.seeds else [self.seed or 0]
+
+    def execution(self, first_task: Path | None = None, quiet: bool = False) -> "Execution":
+        from fromp.lab.engine.jobs import Execution
+
+        return Execution(
+            self.jobs, self.quiet or quiet, self.checkpoint_seconds, self.first_task or first_task, self.tensorboard,
+            self.ray,
+        )  # fmt: skip
+
+    def plan(self, benchmark: str, method: str, task_free: bool = False) -> "Plan":
+        from fromp.lab.benchmarks.catalogue import parse_setting, require_known, settings_for
+        from fromp.lab.methods.registry import METHODS
+        from fromp.lab.results.plan import Plan
+
+        require_known("method", method, METHODS)
+        changes = dict(parse_setting(text) for text in self.set)
+        if task_free:
+            changes = {"boundaries": "calibrated", "schedule": "constant", **changes}  # a decay needs to know the end
+            if changes["boundaries"] == "given":
+                raise FrompError("--task-free and boundaries=given contradict each other; give one of them.")
+        changes |= {key: value for key in ("memory", "tasks", "epochs") if (value := getattr(self, key)) is not None}
+        return Plan(benchmark, method, settings_for(benchmark, changes, method))
+
+    def mention_untuned(self, plan: "Plan", quiet: bool) -> None:
+        """Say it on standard error if the method's strength is a default that was not chosen for the benchmark."""
+        from fromp.lab.benchmarks.catalogue import tuned
+
+        given = any(text.startswith("strength=") for text in self.set)
+        if not (given or quiet or self.quiet or tuned(plan.benchmark, plan.method)):
+            says = f"the strength of {plan.method} is untuned on {plan.benchmark} (using {plan.settings.strength:g})"
+            way_out = f"fromp tune {plan.benchmark} --method {plan.method} --grid strength=1,10,100"
+            print(f"note: {says}; try `{way_out}`.", file=sys.stderr)
 
 
-def _learn(plan: Any, out: Path, options: argparse.Namespace) -> int:
-    from fromp.lab.engine.jobs import learn
-    from fromp.lab.engine.watch import console
-
-    return learn(plan, _seeds(options), out, _manner(options), console())
+DEFAULTS = Learning()
 
 
-def _seeds(options: argparse.Namespace) -> list[int]:
-    if options.seeds is not None and options.seeds < 1:
-        raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
-    if options.seed is not None and not 0 <= options.seed < 2**32:
-        raise FrompError(f"--seed {options.seed} is impossible; use 0 to {2**32 - 1}.")
-    return list(range(options.seeds)) if options.seeds else [options.seed or 0]
+@app.command(sort_key=1)
+def run(
+    benchmark: BenchmarkName, /, *, method: MethodName = "fromp", task_free: bool = False, out: Folder | None = None,
+    json: bool = False, learning: Learning = DEFAULTS,
+) -> int:  # fmt: skip
+    """Learn a benchmark with one method.
 
+    The same command again goes on where it was interrupted, and says so when all is done. For example:
 
-def _manner(options: argparse.Namespace) -> Any:
-    from fromp.lab.engine.jobs import Execution
+        fromp run toy
+        fromp run split-mnist --method ewc --seeds 5 --jobs 2
+        fromp run permuted-mnist --memory 40 --set lr=0.003 --out runs/mine
 
-    if not options.checkpoint_seconds >= 0:
-        raise FrompError(f"--checkpoint-seconds {options.checkpoint_seconds} is impossible; use zero or more.")
-    return Execution(
-        options.jobs, options.quiet, options.checkpoint_seconds, options.first_task, options.tensorboard, options.ray
-    )
-
-
-def _finish(out: Path, seed: int, console: Any) -> None:
+    Args:
+        task_free: Detect where tasks begin instead of being told (docs/library/task-free.md).
+        out: Folder of the results; runs/BENCHMARK-METHOD if not given.
+        json: Print results.json alone, with `folder` and `report`.
+    """
     from fromp.lab import report
+    from fromp.lab.engine.jobs import learn
     from fromp.lab.engine.watch import boundaries_line
     from fromp.lab.results import store
     from fromp.lab.results.format import matrix_table, results_table
 
-    found = store.read(out)
-    result = next(one for one in found.seeds if one.seed == seed)
-    console.print(matrix_table(result.accuracy).terminal(f"seed {seed}: accuracy after each task, %"))
-    if result.boundaries is not None:
-        console.print(boundaries_line(result.boundaries), highlight=False)
-    console.print(results_table([found]).terminal(found.benchmark))
-    console.print(f"report: {report.write(out)}", highlight=False, soft_wrap=True)
+    plan, seeds, console = learning.plan(benchmark, method, task_free), learning.chosen_seeds(), PlainConsole()
+    learning.mention_untuned(plan, quiet=json)
+    out = out or Path("runs") / f"{benchmark}-{method}{'-task-free' if task_free else ''}"
+    if code := learn(plan, seeds, out, learning.execution(quiet=json), console):
+        return code
+    found, page = store.read(out), report.write(out)
+    if json:
+        return _print_json({**_recorded(out), "report": str(page)})
+    shown = next(result for result in found.seeds if result.seed == seeds[0])
+    console.print(matrix_table(shown.accuracy).terminal(f"seed {shown.seed}: accuracy after each task, %"))
+    if shown.boundaries is not None:
+        console.print(boundaries_line(shown.boundaries))
+    console.print(results_table([found]).terminal(benchmark))
+    console.print(f"report: {page}", soft_wrap=True)
+    return 0
 
 
-def _reproduce(options: argparse.Namespace) -> int:
+@app.command(sort_key=2)
+def compare(
+    benchmark: BenchmarkName, /, *, methods: Names, out: Folder | None = None, json: bool = False,
+    learning: Learning = DEFAULTS,
+) -> int:  # fmt: skip
+    """Learn a benchmark with several methods.
+
+    For example:
+
+        fromp compare toy --methods fromp,ewc,finetune,separate --seeds 3
+
+    Args:
+        methods: Methods of `fromp list`, separated by commas. With `separate`, there is forward transfer.
+        out: Folder of the results, one below it per method; runs/BENCHMARK-comparison if not given.
+        json: Print the results alone, as a list in the order of the methods.
+    """
+    from fromp.lab import report
+    from fromp.lab.engine.jobs import learn
+    from fromp.lab.results import store
+    from fromp.lab.results.format import results_table
+
+    names, console = list(dict.fromkeys(_names(methods))), PlainConsole()
+    if not names:
+        raise FrompError(f"--methods {methods} names no method; write --methods fromp,finetune.")
+    plans = {name: learning.plan(benchmark, name) for name in names}
+    out = out or Path("runs") / f"{benchmark}-comparison"
+    execution = learning.execution(first_task=out / "first-task", quiet=json)
+    for name in names:
+        learning.mention_untuned(plans[name], quiet=json)
+        if code := learn(plans[name], learning.chosen_seeds(), out / name, execution, console):
+            return code
+    if "separate" in names:
+        for name in names:
+            store.add_forward_transfer(out / name, out / "separate")
+    page = report.write(out)
+    if json:
+        results = [_recorded(out / name) for name in names]
+        return _print_json({"results": results, "folder": str(out), "report": str(page)})
+    console.print(results_table([store.read(out / name) for name in names]).terminal(benchmark))
+    console.print(f"report: {page}", soft_wrap=True)
+    return 0
+
+
+@app.command(sort_key=3)
+def tune(
+    benchmark: BenchmarkName, /, *, grid: Annotated[list[str], Parameter(metavar="KEY=V1,V2")],
+    method: MethodName = "fromp", out: Folder | None = None, learning: Learning = DEFAULTS,
+) -> int:  # fmt: skip
+    """Try settings on held-out training data.
+
+    For example:
+
+        fromp tune split-digits --method ewc --grid strength=1,10,100
+        fromp tune split-digits --grid tau=1,10 --grid lr=0.001,0.003 --seeds 3
+
+    Args:
+        grid: Values of a setting; if repeated, every combination is tried.
+        out: Folder of the results; runs/BENCHMARK-METHOD-tuning if not given.
+    """
+    from fromp.lab.engine import tune
+
+    plans = tune.candidates(learning.plan(benchmark, method), dict(map(tune.parse_values, grid)))
+    out = out or Path("runs") / f"{benchmark}-{method}-tuning"
+    execution = learning.execution(first_task=out / "first-task")
+    return tune.tune(plans, learning.chosen_seeds(), out, execution, PlainConsole())
+
+
+@app.command(sort_key=4)
+def reproduce(
+    name: ExhibitName | None = None, /, *,
+    quick: bool = False, as_is: bool = False, list: bool = False, out: Folder | None = None,
+    jobs: Jobs | None = None, quiet: bool = False,
+) -> int:  # fmt: skip
+    """List the paper's tables and figures, or learn what is missing of one and render it.
+
+    For example:
+
+        fromp reproduce
+        fromp reproduce table-toy
+        fromp reproduce figure-cifar-bars --as-is
+
+    Args:
+        name: One of those listed, or `all`.
+        quick: A small version in minutes; without a name, of everything.
+        as_is: Learn nothing, render what there is.
+        list: Only list; with --quick, the small version.
+        out: Folder of the results; `results`, with --quick `runs/quick`, if not given.
+        jobs: Seeds learned at once, each in a process; one per core if not given.
+        quiet: Print no progress.
+    """
     from fromp.lab.engine.jobs import Execution
-    from fromp.lab.engine.watch import console
     from fromp.lab.paper import reproduce
     from fromp.lab.paper.exhibits import EXHIBITS, root_of
 
-    root = options.out or root_of(options.quick)
-    name = options.name or ("all" if options.quick else None)
-    if name is None or options.list:
-        console().print(reproduce.listing(root, options.quick))
+    root, console = out or root_of(quick), PlainConsole()
+    name = name or ("all" if quick else None)
+    if name is None or list:
+        console.print(reproduce.listing(root, quick))
         return 0
-    names = list(EXHIBITS) if name == "all" else [name]
-    if options.as_is:
-        reproduce.render(names, root, options.quick, console())
+    names = [*EXHIBITS] if name == "all" else [name]
+    if as_is:
+        reproduce.render(names, root, quick, console)
         return 0
-    execution = Execution(options.jobs, options.quiet, first_task=root / "first-task")
-    return reproduce.reproduce(names, root, options.quick, execution, console())
+    execution = Execution(jobs or _cores(), quiet, first_task=root / "first-task")
+    return reproduce.reproduce(names, root, quick, execution, console)
 
 
-def _report(options: argparse.Namespace) -> int:
+@app.command(sort_key=5)
+def report(folder: Annotated[Path, Parameter(name="DIR")], /) -> None:
+    """Write report.html for a folder of results.
+
+    For example:
+
+        fromp report runs/toy-fromp
+
+    Args:
+        folder: Folder of a run, or of several.
+    """
     from fromp.lab import report
 
-    print(report.write(options.folder))
-    return 0
+    print(printable(str(report.write(folder))))
 
 
-def _bench(options: argparse.Namespace) -> int:
+@app.command(sort_key=6)
+def bench(*, out: Folder = Path("runs/bench"), quick: bool = False) -> None:
+    """Measure the cost of a step, of a task's end and of memory.
+
+    For example:
+
+        fromp bench --quick
+
+    Args:
+        out: Folder of the table and the figure.
+        quick: Fewer repetitions and cases.
+    """
     from fromp.lab import bench
 
-    bench.main(options.out, options.quick)
-    return 0
+    bench.main(out, quick)
 
 
-def _detect(options: argparse.Namespace) -> int:
-    from fromp.lab.bench import detectors
+@app.command(sort_key=7)
+def detect(
+    *, streams: Names = "", detectors: Names = "", seeds: Count = 1, out: Folder = Path("runs/detection"),
+    quick: bool = False,
+) -> None:  # fmt: skip
+    """Try detectors of new tasks on streams.
 
-    streams = _names(options.streams) or list(detectors.TRIALS)
-    names = _names(options.detectors) or list(detectors.DETECTORS)
-    if options.seeds < 1:
-        raise FrompError(f"--seeds {options.seeds} is impossible; use at least 1.")
-    detectors.main(options.out, streams, names, options.seeds, share=0.2 if options.quick else 1.0)
-    return 0
+    For example:
+
+        fromp detect --streams permuted,split --detectors calibrated,welch
+
+    Args:
+        streams: Of permuted, split, rotated, recurring, stationary; all if not given.
+        detectors: Of calibrated, divergence, welch, adwin, kswin; all if not given.
+        seeds: Seeds 0 to N-1.
+        out: Folder of the results.
+        quick: A fifth of each task.
+    """
+    from fromp.lab.bench import detectors as trials
+
+    chosen = _names(streams) or [*trials.TRIALS]
+    trials.main(out, chosen, _names(detectors) or [*trials.DETECTORS], seeds, share=0.2 if quick else 1.0)
 
 
-def _list(options: argparse.Namespace) -> int:
+@app.command(name="list", sort_key=8, synonym=("methods", "benchmarks", "ls"))
+def list_(*, json: bool = False) -> int:
+    """List benchmarks and methods, with what each method keeps and costs.
+
+    For example:
+
+        fromp list
+        fromp list --json
+
+    Args:
+        json: Print them as JSON.
+    """
     from fromp.lab.benchmarks.catalogue import BENCHMARKS
-    from fromp.lab.engine.watch import console
+    from fromp.lab.engine.watch import methods_table
     from fromp.lab.methods.registry import METHODS
 
-    out = console()
-    out.print("[bold]benchmarks[/bold]")
+    if json:
+        methods = [
+            {"name": name, "paper": entry.source, "keeps": entry.stores, "step_cost": entry.step,
+             "needs_task_at_test": entry.told} for name, entry in METHODS.items()
+        ]  # fmt: skip
+        benchmarks = [{"name": name, "title": benchmark.title} for name, benchmark in BENCHMARKS.items()]
+        return _print_json({"benchmarks": benchmarks, "methods": methods})
+    console = PlainConsole()
+    console.print("benchmarks", style="bold")
     for name, benchmark in BENCHMARKS.items():
-        out.print(f"  {name:22} {benchmark.title}", highlight=False)
-    out.print("[bold]methods[/bold]")
-    out.print(f"  {', '.join(METHODS)}", highlight=False)
+        console.print(f"  {name:22} {benchmark.title}")
+    console.print()
+    console.print(methods_table())
     return 0
 
 
-def _methods(options: argparse.Namespace) -> int:
-    from fromp.lab.engine.watch import console, methods_table
-
-    console().print(methods_table())
-    return 0
+data = App(name="data", sort_key=9)
+app.command(data)
 
 
-def _data(options: argparse.Namespace) -> int:
+@data.default
+def show_datasets() -> None:
+    """Show the datasets, or fetch one.
+
+    For example:
+
+        fromp data
+        fromp data fetch mnist --folder ~/Downloads
+    """
     from fromp.lab import data
-    from fromp.lab.engine.watch import console, download_bar
 
-    out = console()
-    if options.action is None:
-        for status in data.status():
-            state = "here" if status.present else "not here"
-            out.print(
-                f"  {status.name:14} {state:9} {status.images:>7,} images   {status.where or status.how}",
-                highlight=False,
-            )
-        return 0
-    if options.name is None:
-        raise FrompError(f"`fromp data fetch` needs a NAME; there are {', '.join(data.DATASETS)}.")
-    with download_bar(out, options.name) as progress:
-        where = data.fetch(options.name, options.folder, progress)
-    out.print(f"{options.name}: {where}", highlight=False)
+    console = PlainConsole()
+    for status in data.status():
+        state = "cached" if status.present else "not downloaded"
+        console.print(f"  {status.name:14} {state:14} {status.images:>7,} images   {status.where or status.how}")
+
+
+@data.command
+def fetch(
+    name: DatasetName, /, *, folder: Folder | None = None
+) -> None:  # fmt: skip
+    """Get a dataset now instead of at its first use.
+
+    Args:
+        name: A dataset of `fromp data`.
+        folder: Look here first; without it, in the folder that the variable FROMP_DATA names.
+    """
+    from fromp.lab import data
+
+    console = PlainConsole()
+    with download_bar(console, name) as progress:
+        where = data.fetch(name, folder, progress)
+    console.print(f"{name}: {where}", soft_wrap=True)
+
+
+def _names(text: str) -> list[str]:
+    """The names in a list with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """What results.json says, and where it is."""
+    return {**json.loads((folder / "results.json").read_text()), "folder": str(folder)}
+
+
+def _print_json(value: Any) -> int:
+    print(json.dumps(value, indent=1))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

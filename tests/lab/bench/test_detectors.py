@@ -77,7 +77,6 @@ def test_quick_runs_have_a_row_of_their_own(tmp_path, capsys):
         (["--streams", "small", "--detectors", "calibrated, wlech"], "did you mean 'welch'?"),
         (["--streams", "rotate"], "did you mean 'rotated'?"),
         (["--streams", "split", "--detectors", "wlech"], "did you mean 'welch'?"),
-        (["--seeds", "0"], "--seeds 0 is impossible"),
     ],
 )
 def test_wrong_arguments(arguments, message, tmp_path, capsys):
@@ -92,7 +91,7 @@ def test_a_river_detector_cannot_be_saved():
 
 def test_river_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "river", None)
-    with pytest.raises(FrompError, match=r"river is not installed; in a clone of fromp: pip install '\.\[drift\]'"):
+    with pytest.raises(FrompError, match=r"river is not installed; pip install 'fromp\[drift\]'"):
         detectors.DETECTORS["adwin"](None)
 
 
@@ -107,7 +106,6 @@ def test_the_figure_marks_what_was_found():
 
 def test_the_help_names_every_stream_and_detector(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")  # in narrower ones words may be broken
-    with pytest.raises(SystemExit):
-        main(["detect", "--help"])
+    assert main(["detect", "--help"]) == 0
     said = capsys.readouterr().out
     assert [name for name in (*detectors.TRIALS, *detectors.DETECTORS) if name not in said] == ["small"]

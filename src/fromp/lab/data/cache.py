@@ -69,7 +69,7 @@ class Cached:
         try:
             from filelock import FileLock
         except ImportError as error:
-            raise DataError(f"fetching data needs filelock; {install('experiments')}.") from error
+            raise DataError(f"fetching data needs filelock; {install('lab')}.") from error
         folder = cache_folder()
         scratch = folder / f"{self.name}.unfinished"
         lock = FileLock(folder / f"{self.name}.lock")

@@ -39,7 +39,7 @@ def _files(folder: Path) -> list[Path]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError(f"images need pillow; {install('experiments')}.") from error
+        raise ImportError(f"images need pillow; {install('lab')}.") from error
     endings = Image.registered_extensions()
     classes = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     if not classes:

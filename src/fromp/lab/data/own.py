@@ -23,7 +23,7 @@ def from_npz(path: str | os.PathLike[str]) -> Floats:
     try:
         import numpy
     except ImportError as error:
-        raise ImportError(f"an .npz file needs numpy; {install('experiments')}.") from error
+        raise ImportError(f"an .npz file needs numpy; {install('lab')}.") from error
     try:
         with numpy.load(path, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in stored.files}

@@ -133,7 +133,7 @@ class Digits:
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise DataError(f"digits needs scikit-learn; {install('experiments')}.") from error
+            raise DataError(f"digits needs scikit-learn; {install('lab')}.") from error
         stored = load_digits()
         sixteenths = torch.from_numpy(stored.images).reshape(-1, 1, 8, 8)
         pixels = (sixteenths * 255 / 16).round().to(torch.uint8)

@@ -58,7 +58,7 @@ def cifar_from_png(png: bytes, labels: bytes, first: int) -> bytes:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(f"CIFAR-10 as pictures needs pillow; {install('experiments')}.") from error
+        raise DataError(f"CIFAR-10 as pictures needs pillow; {install('lab')}.") from error
     with Image.open(io.BytesIO(png)) as picture:
         if (picture.width, picture.mode) != (32 * 32, "RGB"):
             raise DataError(f"a picture {picture.width} wide of mode {picture.mode}, not {32 * 32} and RGB.")

@@ -18,9 +18,9 @@ from rich.console import Console
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.lab.benchmarks.catalogue import benchmark
 from fromp.lab.engine import tensorboard
+from fromp.lab.engine.console import PlainConsole, printable
 from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, run_of
 from fromp.lab.engine.watch import NowAndThen, Watcher
-from fromp.lab.engine.watch import console as plain_console
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import seed_folder
@@ -36,10 +36,6 @@ class Execution:
     first_task: Path | None = None  # a folder in which runs share their first task
     tensorboard: bool = False
     ray: bool = False  # the processes on a Ray cluster rather than here
-
-    def __post_init__(self) -> None:
-        if self.jobs < 1:
-            raise FrompError(f"--jobs {self.jobs} is impossible; use at least 1.")
 
 
 @dataclass(frozen=True)
@@ -169,18 +165,18 @@ def _on_one_core(one: Callable[[Job], int], job: Job) -> int:
 
 def _learn_and_show(execution: Execution, alone: bool, job: Job) -> int:
     """Learn a seed, with its progress and a line after each task; the line moves if no other process writes there."""
-    console = plain_console()
+    console = PlainConsole()
     with Watcher(console, live=alone and console.is_terminal, quiet=execution.quiet) as show:
         return _learn_one(execution, job, show)
 
 
 def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
     """Learn a seed among many: a line now and then, and at the end one that says how it went."""
-    console, place = plain_console(), f"{jobs.index(job) + 1}/{len(jobs)}"
+    console, place = PlainConsole(), f"{jobs.index(job) + 1}/{len(jobs)}"
     try:
         code = _learn_one(execution, job, NowAndThen(console, place, execution.quiet))
     except FrompError as error:
-        print(f"  {place:>7}  failed: {error}  {job.out}, seed {job.seed}", file=sys.stderr)
+        print(printable(f"  {place:>7}  failed: {error}  {job.out}, seed {job.seed}"), file=sys.stderr)
         return 2
     if code == 0 and not execution.quiet:
         result = store.read_seed(job.out, job.seed)
@@ -205,7 +201,7 @@ def _learn_one(execution: Execution, job: Job, show: Callable[[Progress], None])
                 log(progress)
         store.record(out, plan, run.result())
     except Interrupted as stop:
-        plain_console().print(f"  seed {seed}: saved; run the same command again to go on", highlight=False)
+        print(f"  seed {seed}: saved; run the same command again to go on", file=sys.stderr)
         return 128 + stop.number
     return 0
 

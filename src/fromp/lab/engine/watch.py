@@ -1,9 +1,6 @@
 """Progress a person can read: a live line in a terminal, a plain line now and then elsewhere."""
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -119,22 +116,3 @@ def _state(progress: Progress) -> str:
         text += f"  average so far {100 * sum(row) / len(row):.1f} %"
     left = progress.seconds / max(1, progress.step) * (progress.num_steps - progress.step)
     return f"{text}  task ends in {left:.0f} s"
-
-
-@contextmanager
-def download_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar to be told how many bytes are done, and of how many."""
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TransferSpeedColumn(),
-    )
-    with bars.Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        line = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(line, completed=done, total=total or None)
-
-
-def console() -> Console:
-    """Standard output, wide enough for a plain line when it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 120)

@@ -1,0 +1,22 @@
+"""The command `fromp`, and `python -m fromp`: hands over to the laboratory, or says how to install it."""
+
+import sys
+
+
+def main() -> int:
+    """Run the command line; the exit code is 2 if something it needs is not installed."""
+    try:
+        from fromp.lab.cli import main as run_command
+
+        return run_command()
+    except ModuleNotFoundError as error:
+        if (error.name or "fromp").partition(".")[0] == "fromp":
+            raise
+        from fromp.foundation.errors import install
+
+        print(f"fromp: this command needs {error.name}, which is not installed; {install('lab')}.", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
