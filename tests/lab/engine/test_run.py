@@ -26,7 +26,7 @@ from fromp.foundation.state import flatten
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, settings_for
 from fromp.lab.benchmarks.streams import Split
 from fromp.lab.cli import main
-from fromp.lab.data.arrays import Images
+from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine import watch
 from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit
@@ -216,7 +216,7 @@ def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
     """Its weights lie in memory channels last, and so must the optimiser's moments when they are read again."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (64, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    images = Images(pixels[:48], torch.arange(48) % 4, pixels[48:], torch.arange(16) % 4, ())
+    images = Arrays(pixels[:48], torch.arange(48) % 4, pixels[48:], torch.arange(16) % 4, ())
 
     def network(stream, settings):
         model = nn.Sequential(

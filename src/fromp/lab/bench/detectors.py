@@ -20,7 +20,7 @@ from fromp.lab import data
 from fromp.lab.benchmarks.catalogue import PAIRS, PERMUTED_MNIST, require_known
 from fromp.lab.benchmarks.networks import initialise, mlp
 from fromp.lab.benchmarks.streams import Permuted, Rotated, Split, Stream, output_a_class
-from fromp.lab.data.arrays import Images
+from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine.fit import accuracy, hash_seed
 from fromp.lab.engine.jobs import exclusive_folder
 from fromp.lab.engine.threads import threads_for
@@ -42,11 +42,11 @@ class Trial:
     """A stream of minibatches: tasks in some order, each shown once, or as many minibatches as are asked for."""
 
     title: str
-    tasks: Callable[[Images, int], Stream]
+    tasks: Callable[[Arrays, int], Stream]
     order: Sequence[int]
     minibatches: int | None = None  # of each task
 
-    def parts(self, images: Images, seed: int, share: float) -> Iterator[Iterator[Batch]]:
+    def parts(self, images: Arrays, seed: int, share: float) -> Iterator[Iterator[Batch]]:
         """The minibatches of each task in turn; a share of them for a quick look."""
         tasks = self.tasks(images, seed)
         for place, number in enumerate(self.order):
@@ -61,7 +61,7 @@ class Trial:
             yield map(train.take, chosen)
 
 
-def _permuted(images: Images, seed: int) -> Stream:
+def _permuted(images: Arrays, seed: int) -> Stream:
     return Permuted(images, 10, 10, seed)
 
 

@@ -19,7 +19,7 @@ from fromp.lab.bench.timing import interleaved
 from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Settings
 from fromp.lab.benchmarks.networks import initialise, mlp
 from fromp.lab.benchmarks.streams import Permuted
-from fromp.lab.data.arrays import Images
+from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine.run import Run
 from fromp.lab.results.plan import Plan
 from fromp.likelihoods import Categorical
@@ -89,7 +89,7 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (14_000, 1, 28, 28), generator=generator, dtype=torch.uint8)
     labels = torch.randint(CLASSES, (14_000,), generator=generator)
-    images = Images(pixels[:12_000], labels[:12_000], pixels[12_000:], labels[12_000:], ())
+    images = Arrays(pixels[:12_000], labels[:12_000], pixels[12_000:], labels[12_000:], ())
     stream = Permuted(images, 3, CLASSES, seed=0)
     settings = replace(BENCHMARKS["permuted-mnist"].settings, tasks=3, epochs=5, clip=None)
     benchmark = Benchmark("random pictures", lambda seed: stream, BENCHMARKS["permuted-mnist"].network, settings)

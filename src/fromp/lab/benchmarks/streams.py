@@ -13,7 +13,7 @@ from torch import Tensor
 from fromp.derivatives.model import Head
 from fromp.foundation.errors import DataError
 from fromp.foundation.examples import TensorExamples
-from fromp.lab.data.arrays import Floats, Images, unit
+from fromp.lab.data.arrays import Arrays, unit
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def output_a_class(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
 class Split(Stream):
     """Each task is some of the classes."""
 
-    def __init__(self, images: Images | Floats, groups: Sequence[Sequence[int]], heads: Heads = head_a_task) -> None:
+    def __init__(self, images: Arrays, groups: Sequence[Sequence[int]], heads: Heads = head_a_task) -> None:
         self._images, self._groups, self._heads = images, [tuple(group) for group in groups], heads
         layout = [heads(self._groups, place) for place in range(len(groups))]
         self.num_outputs = 1 + max(index for head, labels in layout for index in head or labels)
@@ -171,7 +171,7 @@ class Split(Stream):
 class Permuted(Stream):
     """Every task is all the data with its pixels in another order; the first is unpermuted."""
 
-    def __init__(self, images: Images | Floats, num_tasks: int, num_outputs: int, seed: int) -> None:
+    def __init__(self, images: Arrays, num_tasks: int, num_outputs: int, seed: int) -> None:
         self._images, self._seed = images, seed
         self._num_tasks, self.num_outputs = num_tasks, num_outputs
         self.input_shape = (images.train_x[0].numel(),)
@@ -232,7 +232,7 @@ class Concatenated(Stream):
 class Rotated(Stream):
     """Every task is all the images, turned further and further about their centre."""
 
-    def __init__(self, images: Images | Floats, degrees: Sequence[float], num_outputs: int) -> None:
+    def __init__(self, images: Arrays, degrees: Sequence[float], num_outputs: int) -> None:
         self._images, self._degrees, self.num_outputs = images, tuple(degrees), num_outputs
         self.input_shape = tuple(images.train_x.shape[1:])
 
@@ -302,5 +302,5 @@ def _rotate(x: Tensor, degrees: float) -> Tensor:
     return torch.cat(parts)
 
 
-def _part(images: Images | Floats, train: bool) -> tuple[Tensor, Tensor]:
+def _part(images: Arrays, train: bool) -> tuple[Tensor, Tensor]:
     return (images.train_x, images.train_y) if train else (images.test_x, images.test_y)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from fromp.foundation.errors import DataError
-from fromp.lab.data.arrays import Floats, Images
+from fromp.lab.data.arrays import Arrays
 from fromp.lab.data.catalogue import DATASETS
 from fromp.lab.data.image_folder import from_folder
 from fromp.lab.data.own import from_csv, from_dataset, from_npz
@@ -14,8 +14,7 @@ from fromp.lab.data.sources import Progress
 
 __all__ = [
     "DATASETS",
-    "Floats",
-    "Images",
+    "Arrays",
     "Progress",
     "Status",
     "fetch",
@@ -28,7 +27,7 @@ __all__ = [
 ]
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None) -> Images:
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Arrays:
     """The dataset of that name, uint8 images (n, channels, height, width) and int64 labels (n,).
 
     It is looked for in the folder named here or in FROMP_DATA, then on the web, then in a package registry,

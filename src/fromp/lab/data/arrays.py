@@ -10,8 +10,8 @@ from fromp.foundation.errors import DataError
 
 
 @dataclass(frozen=True)
-class Floats:
-    """Inputs as float32 (n, ...), labels as int64 (n,) from 0 into `class_names`."""
+class Arrays:
+    """Inputs (n, ...), of images uint8 (n, channels, height, width); labels int64 (n,) from 0 into `class_names`."""
 
     train_x: Tensor
     train_y: Tensor
@@ -19,20 +19,9 @@ class Floats:
     test_y: Tensor
     class_names: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class Images:
-    """Pixels as uint8 (n, channels, height, width), labels as int64 (n,) from 0 into `class_names`."""
-
-    train_x: Tensor
-    train_y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    class_names: tuple[str, ...]
-
-    def floats(self) -> Floats:
-        """The same images with pixels as float32 in [0, 1]."""
-        return Floats(unit(self.train_x), self.train_y, unit(self.test_x), self.test_y, self.class_names)
+    def floats(self) -> "Arrays":
+        """The same examples with inputs as float32, bytes scaled to [0, 1]."""
+        return Arrays(unit(self.train_x), self.train_y, unit(self.test_x), self.test_y, self.class_names)
 
 
 def unit(pixels: Tensor) -> Tensor:

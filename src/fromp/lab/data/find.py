@@ -79,6 +79,12 @@ def holds(folder: Path, files: tuple[CanonicalFile, ...], archives: tuple[str, .
     return complete or any(True for _ in find_archives(folder, archives))
 
 
+def first_of(folder: Path, names: tuple[str, ...]) -> Path | None:
+    """The first file or folder of one of these names, the folder itself included."""
+    places = (path for place in directories(folder) for path in (place, *(place / name for name in names)))
+    return next((path for path in places if path.name in names and path.exists()), None)
+
+
 def directories(folder: Path) -> Iterator[Path]:
     """The folder and its subfolders, nearest first, to a depth that never walks a whole disk."""
     level = [folder]

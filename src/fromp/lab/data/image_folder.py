@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from fromp.foundation.errors import DataError, install
-from fromp.lab.data.arrays import Images, class_names, every_fifth, numbered
+from fromp.lab.data.arrays import Arrays, class_names, every_fifth, numbered
 
 GREY, COLOUR = "L", "RGB"
 GREY_MODES = ("1", GREY)
 DEEP_MODES = ("I", "F")
 
 
-def from_folder(path: str | os.PathLike[str]) -> Images:
+def from_folder(path: str | os.PathLike[str]) -> Arrays:
     """A folder a class, its name the class's; below train/ and test/ if both are there, else divided."""
     folder = Path(path)
     if not folder.is_dir():
@@ -25,13 +25,13 @@ def from_folder(path: str | os.PathLike[str]) -> Images:
         names = class_names(labels)
         y = numbered(labels, names)
         test = every_fifth(y, names)
-        return Images(pixels[~test], y[~test], pixels[test], y[test], names)
+        return Arrays(pixels[~test], y[~test], pixels[test], y[test], names)
     train, test_files = _files(folder / "train"), _files(folder / "test")
     pixels, labels = _pixels([*train, *test_files])
     names = class_names(labels[: len(train)])
     y = numbered(labels, names)
     count = len(train)
-    return Images(pixels[:count], y[:count], pixels[count:], y[count:], names)
+    return Arrays(pixels[:count], y[:count], pixels[count:], y[count:], names)
 
 
 def _files(folder: Path) -> list[Path]:

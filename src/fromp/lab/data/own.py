@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fromp.foundation.errors import DataError, install
-from fromp.lab.data.arrays import Floats, class_names, every_fifth, numbered, unit
+from fromp.lab.data.arrays import Arrays, class_names, every_fifth, numbered, unit
 
 NPZ_DIVIDED = (("train_x", "train_y", "test_x", "test_y"), ("x_train", "y_train", "x_test", "y_test"))
 
 Labelled = tuple[Tensor, Sequence[str | int]]
 
 
-def from_npz(path: str | os.PathLike[str]) -> Floats:
+def from_npz(path: str | os.PathLike[str]) -> Arrays:
     """Arrays train_x, train_y, test_x, test_y (or x_train, ...), or x and y to be divided; bytes become [0, 1]."""
     try:
         import numpy
@@ -42,7 +42,7 @@ def from_npz(path: str | os.PathLike[str]) -> Floats:
     raise DataError(f"{path} has the arrays {sorted(arrays)}; it needs {', '.join(NPZ_DIVIDED[0])}, or x and y.")
 
 
-def from_csv(path: str | os.PathLike[str], label: str, test: str | os.PathLike[str] | None = None) -> Floats:
+def from_csv(path: str | os.PathLike[str], label: str, test: str | os.PathLike[str] | None = None) -> Arrays:
     """A table with a header: inputs (n, columns but `label`), labels of any text; divided unless `test` is given."""
     columns, train = _read_csv(Path(path), label)
     if test is None:
@@ -53,25 +53,25 @@ def from_csv(path: str | os.PathLike[str], label: str, test: str | os.PathLike[s
     return _floats(train, held_out)
 
 
-def from_dataset(train: Any, test: Any = None) -> Floats:
+def from_dataset(train: Any, test: Any = None) -> Arrays:
     """Any map-style Dataset of (tensor, label), stacked in memory; divided unless `test` is given."""
     return _floats(_stack(train), None if test is None else _stack(test))
 
 
-def _floats(train: Labelled, test: Labelled | None) -> Floats:
+def _floats(train: Labelled, test: Labelled | None) -> Arrays:
     x, labels = train
     names = class_names(labels)
     y = numbered(labels, names)
     if test is None:
         held_out = every_fifth(y, names)
-        return Floats(x[~held_out], y[~held_out], x[held_out], y[held_out], names)
+        return Arrays(x[~held_out], y[~held_out], x[held_out], y[held_out], names)
     test_x, test_labels = test
     if test_x.shape[1:] != x.shape[1:]:
         raise DataError(
             f"test inputs have shape {tuple(test_x.shape[1:])}, training inputs {tuple(x.shape[1:])}; "
             "both need the same."
         )
-    return Floats(x, y, test_x, numbered(test_labels, names), names)
+    return Arrays(x, y, test_x, numbered(test_labels, names), names)
 
 
 def _inputs(x: Tensor, origin: object) -> Tensor:

@@ -1,22 +1,31 @@
-"""The two kinds of dataset: published files, fetched, verified and cached; and the digits of scikit-learn."""
+"""The two kinds of dataset: published files, fetched, verified and cached; and the digits of scikit-learn.
+
+The cache has one safetensors file per dataset, written whole or not at all and read by memory map.
+"""
 
 import hashlib
 import os
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
+from fromp.foundation import storage
 from fromp.foundation.errors import DataError, install
-from fromp.lab.data.arrays import Images, every_fifth
-from fromp.lab.data.cache import Cached
-from fromp.lab.data.find import CanonicalFile, holds, read_files
+from fromp.lab.data.arrays import Arrays, every_fifth
+from fromp.lab.data.find import CanonicalFile, first_of, holds, read_files
 from fromp.lab.data.sources import Progress, Source
 
 FOLDER_VARIABLE = "FROMP_DATA"
+FORMAT = "1"  # of the files in the cache
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Status:
 class Dataset(Protocol):
     """A named dataset that can be loaded, fetched beforehand, and asked whether it is here."""
 
-    def load(self, folder: Path | None) -> Images:
+    def load(self, folder: Path | None) -> Arrays:
         """The images, fetched if need be."""
 
     def fetch(self, folder: Path | None, progress: Progress) -> str:
@@ -56,36 +65,36 @@ class Published:
     train_shape: tuple[int, ...]
     test_shape: tuple[int, ...]
     class_names: tuple[str, ...]
-    others: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()  # digests of another dataset's files that have the same names
+    pickled: tuple[str, ...] = ()  # files and folders of a version that is not read
 
     @property
-    def cached(self) -> Cached:
+    def cached(self) -> Path:
         """Its place in the cache."""
-        fingerprint = hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
-        return Cached(self.name, fingerprint, self.train_shape, self.test_shape, self.class_names)
+        return cache_folder() / f"{self.name}.safetensors"
 
-    def load(self, folder: Path | None) -> Images:
+    def load(self, folder: Path | None) -> Arrays:
         self.fetch(folder, lambda done, total: None)
-        images = self.cached.read()
+        images = self._read()
         if images is None:
-            raise DataError(f"{self.cached.path} vanished while it was read; load {self.name} again.")
+            raise DataError(f"{self.cached} vanished while it was read; load {self.name} again.")
         return images
 
     def fetch(self, folder: Path | None, progress: Progress) -> str:
         named = named_folder(folder)
-        if self.cached.read() is None:
-            with self.cached.locked() as scratch:
-                if self.cached.read() is None:
-                    self.cached.write(self._images(named, scratch, progress), scratch)
-        return str(self.cached.path)
+        if self._read() is None:
+            with self._locked() as scratch:
+                if self._read() is None:
+                    self._write(self._images(named, scratch, progress))
+        return str(self.cached)
 
     def status(self) -> Status:
         named = named_folder(None)
         where = ""
         if named is not None and holds(named, self.files, self.archives):
             where = str(named)
-        if self.cached.read() is not None:
-            where = str(self.cached.path)
+        if self._read() is not None:
+            where = str(self.cached)
         size = f"{self.sources[0].bytes / 1e6:.0f} MB"
         return Status(
             name=self.name,
@@ -96,13 +105,18 @@ class Published:
             how=f"fromp data fetch {self.name} ({size}), or set {FOLDER_VARIABLE} to a folder with it",
         )
 
-    def _images(self, named: Path | None, scratch: Path, progress: Progress) -> Images:
+    def _images(self, named: Path | None, scratch: Path, progress: Progress) -> Arrays:
         """From the named folder, or else from the first source that gives the published bytes."""
         tried: list[str] = []
         if named is not None:
             raw = read_files(named, self.files, self.archives, scratch / "named", self.others)
             if raw is not None:
-                return Images(*self.decode(raw), self.class_names)
+                return Arrays(*self.decode(raw), self.class_names)
+            if refused := first_of(named, self.pickled):
+                raise DataError(
+                    f"{refused} is the Python version of {self.name}, a pickle, which is not read; "
+                    f"put the binary version, {self.archives[0]} from {self.sources[0]}, into {named} instead."
+                )
             tried.append(f"{named}: none of its files is there")
         for number, source in enumerate(self.sources):
             here = scratch / f"source{number}"
@@ -114,13 +128,72 @@ class Published:
                 tried.append(f"{source}: {error}")
                 continue
             if raw is not None:
-                return Images(*self.decode(raw), self.class_names)
+                return Arrays(*self.decode(raw), self.class_names)
             tried.append(f"{source}: none of its files is there")
         published = " or ".join((", ".join(file.name for file in self.files), *self.archives))
         raise DataError(
             f"{self.name} could not be fetched. Tried {'; '.join(tried)}. Put its published files ({published}) "
             f"into a folder and name it, as an argument or in the environment variable {FOLDER_VARIABLE}."
         )
+
+    def _read(self) -> Arrays | None:
+        """The cached images by memory map, or None where they are absent, cut short or made from other files."""
+        try:
+            with safe_open(self.cached, framework="pt") as file:
+                if file.metadata() != self._metadata:
+                    return None
+                tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (FileNotFoundError, SafetensorError):
+            return None
+        return Arrays(**tensors, class_names=self.class_names) if _kinds(tensors) == self._expected else None
+
+    def _write(self, images: Arrays) -> None:
+        """Put the images into the cache in one step."""
+        tensors = {key: getattr(images, key).contiguous() for key in self._expected}
+        if _kinds(tensors) != self._expected:
+            raise DataError(
+                f"{self.name} should have {self._expected}, not {_kinds(tensors)}; this is a fault of the catalogue."
+            )
+        with _writing(self.cached.parent):
+            storage.replace(self.cached, save(tensors, metadata=self._metadata))
+
+    @contextmanager
+    def _locked(self) -> Iterator[Path]:
+        """An empty scratch folder, while no other process fetches the same dataset."""
+        try:
+            from filelock import FileLock
+        except ImportError as error:
+            raise DataError(f"fetching data needs filelock; {install('lab')}.") from error
+        folder = cache_folder()
+        scratch = folder / f"{self.name}.unfinished"
+        lock = FileLock(folder / f"{self.name}.lock")
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        try:
+            with _writing(folder):
+                shutil.rmtree(scratch, ignore_errors=True)
+                for killed in folder.glob(f".{self.cached.name}.*.tmp"):
+                    killed.unlink()
+                scratch.mkdir()
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+            lock.release()
+
+    @property
+    def _metadata(self) -> dict[str, str]:
+        fingerprint = hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest()
+        return {"name": self.name, "format": FORMAT, "fingerprint": fingerprint}
+
+    @property
+    def _expected(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        return {
+            "train_x": (torch.uint8, self.train_shape),
+            "train_y": (torch.int64, self.train_shape[:1]),
+            "test_x": (torch.uint8, self.test_shape),
+            "test_y": (torch.int64, self.test_shape[:1]),
+        }
 
 
 @dataclass(frozen=True)
@@ -129,7 +202,7 @@ class Digits:
 
     name: str = "digits"
 
-    def load(self, folder: Path | None) -> Images:
+    def load(self, folder: Path | None) -> Arrays:
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
@@ -140,7 +213,7 @@ class Digits:
         labels = torch.from_numpy(stored.target).to(torch.int64)
         names = tuple(str(label) for label in range(10))
         test = every_fifth(labels, names)
-        return Images(pixels[~test], labels[~test], pixels[test], labels[test], names)
+        return Arrays(pixels[~test], labels[~test], pixels[test], labels[test], names)
 
     def fetch(self, folder: Path | None, progress: Progress) -> str:
         return "inside scikit-learn"
@@ -157,3 +230,24 @@ def named_folder(folder: Path | None) -> Path | None:
         origin = "folder" if folder is not None else FOLDER_VARIABLE
         raise DataError(f"{origin}={str(named)!r} is not a folder; name one that exists, or leave it out.")
     return named
+
+
+def cache_folder() -> Path:
+    """XDG_CACHE_HOME/fromp if that is set, else where the operating system keeps caches."""
+    home = Path.home()
+    usual = {"darwin": home / "Library" / "Caches", "win32": Path(os.environ.get("LOCALAPPDATA") or home)}
+    return Path(os.environ.get("XDG_CACHE_HOME") or usual.get(sys.platform) or home / ".cache") / "fromp"
+
+
+def _kinds(tensors: dict[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    return {key: (tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items()}
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"{folder} cannot be written: {error}; set XDG_CACHE_HOME to a folder with room for the data."
+        ) from error
