@@ -93,7 +93,7 @@ def test_dying_at_any_write_leaves_what_was_there(tmp_path, monkeypatch, step):
         real(*arguments)
 
     monkeypatch.setattr(storage.os, "replace", dies)
-    with pytest.raises(OSError, match="the power went"):
+    with pytest.raises(CheckpointError, match="the power went"):
         reg.save(tmp_path)
     monkeypatch.undo()
     assert len(FROMP.load(tmp_path, model).memories) == 2

@@ -4,6 +4,11 @@ import ctypes
 import hashlib
 import json
 import os
+import re
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +20,19 @@ from torch import Tensor
 from fromp.foundation.errors import CheckpointError
 from fromp.foundation.state import State, flatten, unflatten
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+    import msvcrt
+
 MANIFEST = "manifest.json"
+LOCK = ".fromp-lock"
 FORMAT = 2
+RETRIES = 100  # of a reader that meets a writer
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+FILE = re.compile(r"(tensors-[0-9a-f]{16}\.safetensors|state-[0-9a-f]{16}\.json)")
+TEMPORARY = re.compile(r"\.(tensors-|state-|manifest\.json).*\.tmp")
 DTYPES = {  # by their names in safetensors
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -26,37 +42,52 @@ DTYPES = {  # by their names in safetensors
 def write(folder: str | os.PathLike, kind: str, state: State) -> None:
     """Tensors as safetensors, the rest as JSON, under names that carry their SHA-256; then the manifest, atomically.
 
-    Until the manifest is replaced, the folder still says what it said before.
+    Until the manifest is replaced, the folder still says what it said before. It may hold other files, which stay; it
+    is refused if its manifest is of something else. Everything is readable by the owner alone.
     """
     folder = Path(folder)
     tensors, tree = flatten(state)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot make the folder {folder} ({error.strerror}); give another.") from error
     contents = {
         "tensors": (".safetensors", serialise(tensors)),
         "state": (".json", json.dumps(tree, indent=1).encode()),
     }
-    files = {}
-    for role, (suffix, data) in contents.items():
-        digest = hashlib.sha256(data).hexdigest()
-        name = f"{role}-{digest[:16]}{suffix}"
-        replace(folder / name, data)
-        files[role] = {"name": name, "sha256": digest}
-    manifest = {"kind": kind, "format": FORMAT, "files": files}
-    replace(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-    kept = {entry["name"] for entry in files.values()}
-    for role, (suffix, _) in contents.items():
-        for old in folder.glob(f"{role}-*{suffix}"):
-            if old.name not in kept:
-                old.unlink(missing_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(folder):
+            before = _own_files(folder, kind)
+            for stale in folder.glob(".*.tmp"):  # of a writer that has died: no other one holds the lock
+                if TEMPORARY.fullmatch(stale.name):
+                    stale.unlink(missing_ok=True)
+            files = {}
+            for role, (suffix, data) in contents.items():
+                digest = hashlib.sha256(data).hexdigest()
+                files[role] = {"name": f"{role}-{digest[:16]}{suffix}", "sha256": digest}
+                replace(folder / files[role]["name"], data, private=True)
+            manifest = {"kind": kind, "format": FORMAT, "files": files}
+            replace(folder / MANIFEST, json.dumps(manifest, indent=1).encode(), private=True)
+            for old in before - {entry["name"] for entry in files.values()}:
+                (folder / old).unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write {error.filename or folder} ({error.strerror or error}); what was saved there before is "
+            "still there. Free some space, or give another folder."
+        ) from error
 
 
 def read(folder: str | os.PathLike, kind: str) -> State:
-    """What `write` wrote, after checking every byte of it."""
+    """What `write` wrote, after checking every byte of it; a writer at work meanwhile does no harm."""
     folder = Path(folder)
-    manifest = _manifest(folder)
+    for _ in range(RETRIES):
+        manifest = _manifest(folder)
+        try:
+            return _read(folder, kind, manifest)
+        except CheckpointError:
+            if _manifest(folder) == manifest:  # nobody has replaced what it names
+                raise
+    raise CheckpointError(f"{folder} is being written all the time; stop the process that writes it.")
+
+
+def _read(folder: Path, kind: str, manifest: dict[str, Any]) -> State:
     if manifest.get("kind") != kind:
         raise CheckpointError(f"{folder} holds '{manifest.get('kind')}', not '{kind}'; name the right folder.")
     if manifest.get("format") != FORMAT:
@@ -65,18 +96,12 @@ def read(folder: str | os.PathLike, kind: str) -> State:
             "read it with the version that wrote it."
         )
     data = {}
-    for role in ("tensors", "state"):
-        files = manifest.get("files")
-        entry = files.get(role) if isinstance(files, dict) else None
-        if not isinstance(entry, dict) or not {"name", "sha256"} <= entry.keys():
-            raise CheckpointError(f"{folder / MANIFEST} does not name its {role}; restore the folder from a copy.")
-        path = folder / Path(str(entry["name"])).name
+    for role, entry in _entries(folder, manifest).items():
+        path = folder / entry["name"]
         try:
             data[role] = path.read_bytes()
         except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error.strerror}); restore the folder from a copy."
-            ) from error
+            raise CheckpointError(f"cannot read {path} ({error.strerror}); restore the folder from a copy.") from error
         digest = hashlib.sha256(data[role]).hexdigest()
         if digest != entry["sha256"]:
             raise CheckpointError(
@@ -85,8 +110,55 @@ def read(folder: str | os.PathLike, kind: str) -> State:
             )
     try:
         return unflatten(parse_tensors(data["tensors"]), json.loads(data["state"]))
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{folder} cannot be parsed: {error}; restore it from a copy.") from error
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"cannot parse {folder}: {error}; restore it from a copy.") from error
+
+
+def _entries(folder: Path, manifest: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Name and SHA-256 of each file that a manifest has to name; an error if it does not."""
+    files, found = manifest.get("files"), {}
+    for role in ("tensors", "state"):
+        entry = files.get(role) if isinstance(files, dict) else None
+        if (
+            not isinstance(entry, dict)
+            or not isinstance(entry.get("sha256"), str)
+            or not FILE.fullmatch(str(entry.get("name")))
+        ):
+            raise CheckpointError(f"{folder / MANIFEST} does not name its {role}; restore the folder from a copy.")
+        found[role] = entry
+    return found
+
+
+def _own_files(folder: Path, kind: str) -> set[str]:
+    """The files that the folder's manifest names, if there is one; an error if it is of something else."""
+    if not (folder / MANIFEST).exists():
+        return set()
+    try:
+        manifest = _manifest(folder)
+        files = {entry["name"] for entry in _entries(folder, manifest).values()}
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder / MANIFEST} is not one that fromp wrote, or is damaged; give another folder, or remove that file."
+        ) from error
+    if manifest.get("kind") != kind:
+        raise CheckpointError(f"{folder} holds '{manifest.get('kind')}', not '{kind}'; give another folder.")
+    return files
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other process or thread writes to the folder meanwhile."""
+    if fcntl is not None:
+        file = os.open(folder, os.O_RDONLY)
+        lock: Callable[[], None] = partial(fcntl.flock, file, fcntl.LOCK_EX)
+    else:  # Windows cannot lock a folder
+        file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        lock = partial(msvcrt.locking, file, msvcrt.LK_LOCK, 1)
+    try:
+        lock()
+        yield
+    finally:
+        os.close(file)  # which unlocks it
 
 
 def serialise(tensors: dict[str, Tensor]) -> bytes:
@@ -105,14 +177,19 @@ def serialise(tensors: dict[str, Tensor]) -> bytes:
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
-def replace(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that a reader sees the old content or the new, and a power cut keeps one of them."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def replace(path: Path, data: bytes, private: bool = False) -> None:
+    """Put `data` at `path` so that a reader sees the old content or the new, and a power cut keeps one of them.
+
+    private: readable by the owner alone.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    # Exclusively: a link that someone has put there is not followed.
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, 0o600 if private else 0o666)
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        with os.fdopen(file, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
