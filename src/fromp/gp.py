@@ -34,7 +34,10 @@ def ggn_diagonal(
 ) -> dict[str, Tensor]:
     """diag sum_i J(x_i)' Lambda(x_i) J(x_i) over a task's data, Eq. (4): one tensor for each named weight."""
     weights = detached(model, names)
-    diagonal = {name: torch.zeros_like(weight, requires_grad=False) for name, weight in weights.items()}
+    diagonal = {  # of half-precision weights in single precision, in which squares neither vanish nor overflow
+        name: torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32), requires_grad=False)
+        for name, weight in weights.items()
+    }
     with evaluating(model):
         for x, _ in chunks(model, weights, examples, head, memory_budget):
             tape = Tape(model, weights, x, head)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from fromp.derivatives.budget import MEMORY_BUDGET, chunks
 from fromp.derivatives.model import Head, as_head, detached, evaluating, outputs, trainable
-from fromp.foundation.errors import DataError
+from fromp.foundation.errors import CheckpointError, DataError
 from fromp.foundation.examples import Examples
-from fromp.foundation.inputs import Inputs, move, transform
-from fromp.foundation.state import State
+from fromp.foundation.inputs import Inputs, check_finite, move, num_examples, transform
+from fromp.foundation.state import State, field, tensor
 from fromp.likelihoods import Likelihood
 
 # (likelihood, f, y, generator) -> one number for each example, the highest remembered first: (b,)
@@ -44,9 +44,17 @@ class Memory:
     @classmethod
     def from_state(cls, state: State, device: torch.device) -> "Memory":
         """The memory that `state_dict` describes, on a device."""
-        x = move(state["inputs"], device)
-        labels, scores = state["labels"].to(device), state["scores"].to(device)
-        return cls(x, labels, scores, as_head(state["head"]), state["indices"].cpu())
+        labels = tensor(state, "labels")
+        count = len(labels) if labels.ndim else 0
+        x = field(state, "inputs", Tensor, list, dict)
+        if count == 0 or num_examples(x) != count:
+            raise CheckpointError(
+                f"the saved memory has {count} labels, and not as many inputs; restore it from a copy."
+            )
+        check_finite(x)
+        head = as_head(field(state, "head", list, type(None)))
+        scores, indices = tensor(state, "scores", count, floating=True), tensor(state, "indices", count, floating=False)
+        return cls(move(x, device), labels.to(device), scores.to(device), head, indices.cpu())
 
 
 def memorability(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:

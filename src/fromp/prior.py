@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fromp import gp
 from fromp.derivatives.model import Weights, evaluating, outputs
 from fromp.foundation import inputs
-from fromp.foundation.errors import DataError
+from fromp.foundation.errors import CheckpointError, DataError, KernelError
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field, tensor
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
 
@@ -77,14 +77,28 @@ class FullKernel(Kernel):
         return FullKernel(self.inverse[tasks])
 
     def to(self, dtype: torch.dtype) -> "FullKernel":
-        return FullKernel(self.inverse.to(dtype))
+        inverse = self.inverse.to(dtype)
+        if not bool(torch.isfinite(inverse).all()):
+            raise KernelError(f"the kernel's inverse is not finite as {dtype}; use a larger jitter.")
+        return FullKernel(inverse)
 
     def state_dict(self) -> State:
         return {"inverse": self.inverse}
 
     @classmethod
     def from_state(cls, state: State, device: torch.device) -> "FullKernel":
-        return cls(state["inverse"].to(device))
+        inverse = tensor(state, "inverse", 1, -1, -1, -1, floating=True)
+        if inverse.shape[-2] != inverse.shape[-1]:
+            raise CheckpointError(f"the saved 'inverse' has the shape {tuple(inverse.shape)}; it must be square.")
+        exact = inverse.double()
+        # Rounded to single precision, it may have lost the smallest of its eigenvalues, and no more than that.
+        slack = 1e-4 * exact.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(0)
+        lifted = exact + slack[..., None, None] * torch.eye(exact.shape[-1], dtype=exact.dtype)
+        if bool((exact - exact.mT).abs().amax((-2, -1)).gt(slack).any()) or bool(
+            torch.linalg.cholesky_ex(lifted)[1].any()
+        ):
+            raise CheckpointError("the saved 'inverse' is no inverse of a kernel; restore it from a copy.")
+        return cls(inverse.to(device))
 
 
 @final
@@ -131,8 +145,15 @@ class Anchor:
     @classmethod
     def from_state(cls, state: State, kernel: type[Kernel], device: torch.device) -> "Anchor":
         """The anchor that `state_dict` describes, on a device."""
-        memory = Memory.from_state(state["memory"], device)
-        return cls(memory, state["mean"].to(device), kernel.from_state(state["kernel"], device))
+        memory = Memory.from_state(field(state, "memory", dict), device)
+        mean = tensor(state, "mean", -1, len(memory), floating=True).to(device)
+        found = kernel.from_state(field(state, "kernel", dict), device)
+        if isinstance(found, FullKernel) and found.inverse.shape[1:3] != mean.shape:
+            raise CheckpointError(
+                f"the saved kernel is for {tuple(found.inverse.shape[1:3])} outputs and points, its means for "
+                f"{tuple(mean.shape)}; restore it from a copy."
+            )
+        return cls(memory, mean, found)
 
 
 @final
@@ -165,8 +186,9 @@ class FunctionalPrior:
                 parts = inputs.split(memory.inputs, chunk_size)
                 mean = torch.cat([gp.mean(model, part, likelihood, memory.head).detach() for part in parts])
             covariance = partial(gp.kernel, model, memory.inputs, likelihood, variance, memory.head, memory_budget)
-            k = kernel.of(covariance, jitter).to(mean.dtype)
-            anchors.append(Anchor(memory, mean.T.contiguous(), k))
+            dtype = torch.promote_types(mean.dtype, torch.float32)  # half precision holds neither K^-1 nor differences
+            k = kernel.of(covariance, jitter).to(dtype)
+            anchors.append(Anchor(memory, mean.T.to(dtype).contiguous(), k))
         with evaluating(model), torch.no_grad():
             num_outputs = outputs(model, inputs.take(memories[0].inputs, slice(0, 2))).shape[1]
         return cls(anchors, likelihood, num_outputs, chunk_size)

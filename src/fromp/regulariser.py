@@ -1,23 +1,26 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
 import math
-import numbers
 import operator
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fromp import gp
-from fromp.derivatives.budget import MEMORY_BUDGET, check_inputs, points_per_pass
-from fromp.derivatives.model import Weights, as_head, detached, device_of, evaluating, outputs, trainable
+from fromp.derivatives.budget import MEMORY_BUDGET, points_per_pass
+from fromp.derivatives.model import Weights, as_head, check_head, detached, device_of, evaluating, outputs, trainable
+from fromp.derivatives.watch import WeightWatch, fingerprint
 from fromp.foundation import inputs, storage
-from fromp.foundation.errors import CheckpointError, FrompError
+from fromp.foundation.checked import Setting, count, count_or_none, number, positive
+from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
 from fromp.foundation.examples import as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field, set_generator, tensor, weights
 from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from fromp.memory import (
     Memory,
@@ -35,6 +38,7 @@ from fromp.prior import Anchor, FullKernel, FunctionalPrior, IdentityKernel, Ker
 
 NO_TASKS = torch.empty(0, dtype=torch.long)
 
+SETTINGS = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget")
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
 KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
 SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorable, random_score)}
@@ -67,8 +71,13 @@ class Loss(NamedTuple):
 class Regulariser(Protocol):
     """What holds on to past tasks by a penalty: all that `TaskFree` and other training loops need of a method."""
 
-    model: nn.Module
-    likelihood: Likelihood
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What its outputs mean."""
 
     def penalty(self) -> Tensor:
         """What is added to the mean nll: a scalar, zero before the first task has ended."""
@@ -108,6 +117,13 @@ class FROMP:
     memory_budget: bytes that a chunk of the once-per-task work may hold.
     """
 
+    tau = Setting(number)
+    memory_size = Setting(count)
+    prior_precision = Setting(positive)
+    jitter = Setting(number)
+    tasks_per_step = Setting(count_or_none)
+    memory_budget = Setting(count)
+
     def __init__(
         self,
         model: nn.Module,
@@ -127,15 +143,7 @@ class FROMP:
         trainable(model)
         if not isinstance(likelihood, Likelihood):
             raise FrompError(f"likelihood={likelihood} is not a likelihood; give one, such as Categorical().")
-        for name, value in {"tau": tau, "jitter": jitter}.items():
-            if not 0 <= value < float("inf"):
-                raise FrompError(f"{name}={value} must be zero or positive, and finite.")
-        if not 0 < prior_precision < float("inf"):
-            raise FrompError(f"prior_precision={prior_precision} must be positive and finite.")
-        for name, count in {"memory_size": memory_size, "tasks_per_step": tasks_per_step}.items():
-            if count is not None and (not isinstance(count, numbers.Integral) or count < 1):
-                raise FrompError(f"{name}={count} must be a whole number of at least 1.")
-        self.model, self.likelihood = model, likelihood
+        self._model, self._likelihood = model, likelihood
         self.tau, self.memory_size, self.prior_precision, self.jitter = tau, memory_size, prior_precision, jitter
         self.kernel, self.score, self.select, self.tasks_per_step = kernel, score, select, tasks_per_step
         self.memory_budget = memory_budget
@@ -143,10 +151,26 @@ class FROMP:
         self._generator = torch.Generator().manual_seed(seed)
         self._set_prior(None)
 
+    @property
+    def model(self) -> nn.Module:
+        """The model that is held; make another regulariser, or load a state, to hold another one."""
+        return self._model
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What the model's outputs mean."""
+        return self._likelihood
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """What is kept of each past task, in order; `forget` removes it."""
+        return tuple(anchor.memory for anchor in self._anchors())
+
     def penalty(self) -> Tensor:
         """tau / 2 sum_s (m_s - m0_s)' K_s^-1 (m_s - m0_s), Eq. (8) divided by N: a scalar; zero before any task."""
         if self._prior is None:
             return no_penalty(self.model)
+        self._watch.look()
         past = len(self._prior.anchors)
         if self.tasks_per_step is None or self.tasks_per_step >= past:
             return 0.5 * self.tau * self._prior.squared_distance(self.model)
@@ -168,8 +192,16 @@ class FROMP:
             )
             scores = computed if scores is None else torch.as_tensor(scores).to(computed.device)
             memory = remember(examples, scores, classes, self.memory_size, head, self.select)
+            if self.score is memorability and not bool(scores.any()):
+                warnings.warn(
+                    f"the model is certain of all {len(examples)} examples (every score is 0): nothing tells which are "
+                    "memorable, and where the outputs are saturated the penalty has no gradient; train with less "
+                    "confidence (fewer steps, weight decay, label smoothing).",
+                    FrompWarning,
+                    stacklevel=2,
+                )
             memories = [*(anchor.memory for anchor in self._anchors()), memory]
-            self._check_model(_described(self.precision))
+            self._check_shapes({name: list(value.shape) for name, value in self.precision.items()})
             names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
             task = gp.ggn_diagonal(self.model, names, examples, self.likelihood, head, self.memory_budget)
             precision = {name: self._precision_of(name, task[name]) + task[name] for name in names}  # Eq. (9)
@@ -186,7 +218,7 @@ class FROMP:
         It is that of the network made linear at its weights. The variance is not bounded as that of a label is, and it
         is large wherever no data has touched the weights that matter there: it compares inputs, and is no probability.
         """
-        check_inputs(x)
+        inputs.check_finite(x)
         names = tuple(self.precision) or trainable(self.model)
         x = inputs.move(x, device_of(self.model))
         return gp.predict(self.model, x, self.likelihood, self.variance(names), as_head(head), self.memory_budget)
@@ -239,27 +271,31 @@ class FROMP:
     ) -> "FROMP":
         """What `save` wrote, for the same model. What you wrote yourself, such as a likelihood, is given again."""
         state = storage.read(path, "fromp")
-        settings = state["settings"]
-        if likelihood is None:
-            likelihood = _named(LIKELIHOODS, state["likelihood"]["name"], "likelihood")(
-                **state["likelihood"]["settings"]
-            )
-        reg = cls(
-            model,
-            likelihood,
-            **{name: settings[name] for name in ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step")},
-            memory_budget=settings["memory_budget"],
-            kernel=kernel or _named(KERNELS, settings["kernel"], "kernel"),
-            score=score or _named(SCORES, settings["score"], "score"),
-            select=select or _named(SELECTIONS, settings["select"], "select"),
-        )
+        trainable(model)
+        settings, named = field(state, "settings", dict), field(state, "likelihood", dict)
+        options = {name: settings.get(name) for name in SETTINGS}
+        kinds: dict[str, tuple[Mapping[str, Any], Any]] = {
+            "kernel": (KERNELS, kernel), "score": (SCORES, score), "select": (SELECTIONS, select)
+        }  # fmt: skip
+        options |= {
+            role: own if own is not None else _named(known, field(settings, role, str), role)
+            for role, (known, own) in kinds.items()
+        }
+        try:
+            if likelihood is None:
+                kind = _named(LIKELIHOODS, field(named, "name", str), "likelihood")
+                likelihood = kind(**field(named, "settings", dict))
+            reg = cls(model, likelihood, **options)
+        except CheckpointError:
+            raise
+        except (FrompError, TypeError) as error:
+            raise CheckpointError(f"the saved settings are wrong: {error} Restore the folder from a copy.") from error
         reg.load_state_dict(state)
         return reg
 
     def state_dict(self) -> State:
         """Memory, precision, prior and draws; the model's weights are not part of it."""
-        names = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget")
-        settings = {name: getattr(self, name) for name in names}
+        settings = {name: getattr(self, name) for name in SETTINGS}
         settings |= {
             "kernel": _name_of(KERNELS, self.kernel),
             "score": _name_of(SCORES, self.score),
@@ -269,7 +305,9 @@ class FROMP:
         return {
             "settings": settings,
             "likelihood": {"name": likelihood, "settings": self.likelihood.settings()},
-            "weights": _described(self.precision),
+            "weights": {name: list(value.shape) for name, value in self.precision.items()},
+            "fingerprint": fingerprint(self.model),
+            "dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
             "outputs": self._prior.num_outputs if self._prior else None,
             "precision": dict(self.precision),
             "tasks": [anchor.state_dict() for anchor in self._anchors()],
@@ -278,16 +316,32 @@ class FROMP:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Return to a state that `state_dict` gave, if the model is still the one it was taken from."""
-        self._check_model(state["weights"])
-        device = device_of(self.model)
-        anchors = [Anchor.from_state(task, self.kernel, device) for task in state["tasks"]]
-        if anchors:
-            self._check_outputs(anchors[0].memory, state["outputs"])
-        self._set_prior(self._prior_of(anchors, state["outputs"]))
-        self.precision = {name: value.to(device) for name, value in state["precision"].items()}
-        self._generator.set_state(state["generator"].cpu())
-        self._turns = state["turns"].cpu()
+        """Return to a state that `state_dict` gave, if the model is still the one it was taken from.
+
+        Everything is checked before anything is changed. The settings stay those of this regulariser.
+        """
+        self._check_shapes(field(state, "weights", dict))
+        parameters = {name: _wide(w) for name, w in self.model.named_parameters()}
+        precision = weights(state, "precision", parameters)
+        if wrong := [name for name, value in precision.items() if not bool((value > 0).all())]:
+            raise CheckpointError(f"the saved precision of '{wrong[0]}' is not positive; restore it from a copy.")
+        device, num_outputs = device_of(self.model), field(state, "outputs", int, type(None))
+        try:
+            cast = self._cast(field(state, "dtype", str))
+            anchors = [cast(Anchor.from_state(task, self.kernel, device)) for task in field(state, "tasks", list)]
+            for anchor in anchors:
+                self._check_anchor(anchor, num_outputs)
+        except DataError as error:
+            raise CheckpointError(f"a saved memory does not fit the model: {error}") from error
+        turns = tensor(state, "turns", -1, floating=False).cpu()
+        if len(turns) != len(turns.unique()) or bool(((turns < 0) | (turns >= len(anchors))).any()):
+            raise CheckpointError(f"the saved 'turns' do not name {len(anchors)} tasks; restore it from a copy.")
+        generator = torch.Generator()
+        set_generator(generator, state, "generator")
+        saved = _fingerprint(field(state, "fingerprint", dict))
+        self._set_prior(self._prior_of(anchors, num_outputs or 0))
+        self.precision, self._turns, self._generator = precision, turns, generator
+        self._watch = WeightWatch(self.model, saved)
 
     def _draw(self, past: int, count: int) -> Tensor:
         """The tasks whose turn it is: in a random order each comes once, then in another, never twice at a time.
@@ -303,14 +357,14 @@ class FROMP:
         return drawn
 
     def _anchors(self) -> list[Anchor]:
-        """What holds the network, a task each; `memories` shows it, and may have been edited."""
+        """What holds the network, one for each task."""
         return list(self._prior.anchors) if self._prior else []
 
     def _set_prior(self, prior: FunctionalPrior | None) -> None:
         """Be held by this prior alone: `memories` are those in it, which share nothing with any before."""
         self._prior = prior
         self._turns = NO_TASKS  # past tasks in the order in which they are drawn next
-        self.memories = [anchor.memory for anchor in self._anchors()]
+        self._watch = WeightWatch(self.model)
 
     def _prior_of(self, anchors: list[Anchor], num_outputs: int) -> FunctionalPrior | None:
         if not anchors:
@@ -320,7 +374,9 @@ class FROMP:
 
     def _precision_of(self, name: str, like: Tensor) -> Tensor:
         known = self.precision.get(name)
-        return torch.full_like(like, self.prior_precision, requires_grad=False) if known is None else known
+        if known is not None:
+            return known
+        return torch.full_like(_wide(like), self.prior_precision, requires_grad=False)
 
     def _prior_at(self, memories: list[Memory], precision: dict[str, Tensor]) -> FunctionalPrior:
         return FunctionalPrior.at(
@@ -337,32 +393,62 @@ class FROMP:
     def _points_per_pass(self, memories: Sequence[Memory]) -> int:
         return points_per_pass(self.model, [(memory.inputs, memory.head) for memory in memories])
 
-    def _check_outputs(self, memory: Memory, expected: int) -> None:
-        with evaluating(self.model), torch.no_grad():
-            found = outputs(self.model, inputs.take(memory.inputs, slice(0, 2))).shape[1]
-        if found != expected:
-            raise CheckpointError(
-                f"the model has {found} outputs, the saved one had {expected}; load into the same model."
-            )
+    def _cast(self, saved: str) -> Callable[[Anchor], Anchor]:
+        """What brings anchors of a model in a saved precision to the present one's."""
+        now = next(self.model.parameters()).dtype
+        then, wide = getattr(torch, saved, None), torch.promote_types(now, torch.float32)
 
-    def _check_model(self, past: dict[str, list[Any]]) -> None:
+        def cast(anchor: Anchor) -> Anchor:
+            x = inputs.transform(lambda part: part.to(now) if part.dtype == then else part, anchor.memory.inputs)
+            return Anchor(replace(anchor.memory, inputs=x), anchor.mean.to(wide), anchor.kernel.to(wide))
+
+        return cast
+
+    def _check_anchor(self, anchor: Anchor, num_outputs: int | None) -> None:
+        """An error unless the model can take the memory's inputs, and gives the outputs that were remembered."""
+        memory = anchor.memory
+        try:
+            with evaluating(self.model), torch.no_grad():
+                found = outputs(self.model, inputs.take(memory.inputs, slice(0, 2))).shape[1]
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+            raise CheckpointError(
+                f"the model cannot take the saved inputs ({error}); load into the same model."
+            ) from error
+        if found != num_outputs:
+            raise CheckpointError(
+                f"the model has {found} outputs, the saved one had {num_outputs}; load into the same model."
+            )
+        if memory.head is not None:
+            check_head(memory.head, found)
+        expected = found if memory.head is None else len(memory.head)
+        if len(anchor.mean) != expected:
+            raise CheckpointError(f"a task was saved with {len(anchor.mean)} means for a head of {expected} outputs.")
+        self.likelihood.check_labels(memory.labels, expected)
+
+    def _check_shapes(self, past: Mapping[str, Any]) -> None:
         """An error unless the weights are those that the past was remembered with."""
-        present = _described(dict(self.model.named_parameters()))
-        for name, (shape, dtype) in past.items():
+        present = {name: list(weight.shape) for name, weight in self.model.named_parameters()}
+        for name, shape in past.items():
             if name not in present:
                 raise CheckpointError(
                     f"the model has no parameter '{name}', the remembered one had; use the same model."
                 )
-            if present[name] != [shape, dtype]:
+            if present[name] != shape:
                 raise CheckpointError(
-                    f"the parameter '{name}' is {present[name][0]} {present[name][1]}, in the remembered model it was "
-                    f"{shape} {dtype}; use the same model, with all its outputs from the start."
+                    f"the parameter '{name}' is {present[name]}, in the remembered model it was {shape}; use the same "
+                    "model, with all its outputs from the start."
                 )
 
 
-def _described(weights: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-    """Shape and type of each weight, as JSON values."""
-    return {name: [list(w.shape), str(w.dtype).removeprefix("torch.")] for name, w in weights.items()}
+def _fingerprint(saved: dict[str, Any]) -> dict[str, Any]:
+    if not all(isinstance(of, list) and list(map(type, of)) == [float, float] for of in saved.values()):
+        raise CheckpointError("the saved 'fingerprint' is not two numbers for each weight; restore it from a copy.")
+    return saved
+
+
+def _wide(weight: Tensor) -> Tensor:
+    """The weight in single precision at least, in which what is computed from it is kept."""
+    return weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _name_of(known: Mapping[str, Any], thing: Any) -> str:

@@ -142,7 +142,7 @@ def test_a_task_that_cannot_be_remembered(model, likelihood, data, options, kind
     draws = reg._generator.get_state()
     with pytest.raises(kind, match=message):
         reg.end_task(data, **options)
-    assert reg.memories == []
+    assert reg.memories == ()
     assert reg.precision == {}
     assert reg.penalty().item() == 0
     assert torch.equal(reg._generator.get_state(), draws)
@@ -191,7 +191,7 @@ def test_a_kernel_that_is_not_positive_definite():
     twice = torch.cat([X[:4]] * 5)  # the same points five times: a singular kernel
     with pytest.raises(KernelError, match=r"output 0 is not positive definite: .*jitter=0 .*use a jitter"):
         reg.end_task((twice, Y))
-    assert reg.memories == []
+    assert reg.memories == ()
 
 
 def test_predicting_with_a_wrong_head():
@@ -211,9 +211,7 @@ def saved(tmp_path):
 
 def test_a_changed_model_at_load(saved):
     _, path = saved
-    with pytest.raises(
-        CheckpointError, match=r"'2\.weight' is \[5, 5\] float32, in the remembered model it was \[4, 5\]"
-    ):
+    with pytest.raises(CheckpointError, match=r"'2\.weight' is \[5, 5\], in the remembered model it was \[4, 5\]"):
         FROMP.load(path, network(outputs=5))
     with pytest.raises(CheckpointError, match=r"no parameter '2\.weight'"):
         FROMP.load(path, nn.Sequential(nn.Linear(3, 5)))

@@ -202,13 +202,16 @@ def test_a_task_can_be_forgotten():
 
 
 def test_what_is_saved_is_what_holds_the_network(tmp_path):
-    """A caller who edits the list of memories changes nothing, and saves nothing wrong."""
+    """`memories` is a view that cannot be edited: `forget` is the one way to remove something."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     reg = FROMP(model, Categorical(), memory_size=6, jitter=1e-2)
     for task in range(3):
         reg.end_task((torch.randn(20, 3) + task, torch.arange(20) % 2))
-    del reg.memories[0]
+    with pytest.raises((TypeError, AttributeError)):
+        del reg.memories[0]
+    with pytest.raises(AttributeError):
+        reg.memories = ()
     with pytest.raises(FrompError, match="there is no task 3 to forget; 3 are remembered"):
         reg.forget(3)
     with pytest.raises(TypeError):

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from fromp.derivatives.model import Head, Weights, checked_outputs, detached, device_of, evaluating, trainable
 from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
-from fromp.foundation.errors import DataError
 from fromp.foundation.examples import Examples
 from fromp.foundation.inputs import Inputs
 
@@ -25,20 +24,9 @@ def chunks(
     size = max(1, memory_budget // bytes_per_example(model, weights, inputs.move(x, device), head))
     seen = 0
     for x, y in examples.batches(size):
-        check_inputs(x, seen)
+        inputs.check_finite(x, seen)
         seen += len(y)
         yield inputs.move(x, device), y.to(device)
-
-
-def check_inputs(x: Inputs, start: int = 0) -> None:
-    """An error if an input is not finite; the first of them is number `start`."""
-    for part in inputs.tensors(x):
-        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
-            wrong = (~torch.isfinite(part).reshape(len(part), -1).all(1)).nonzero().flatten()
-            raise DataError(
-                f"input {start + int(wrong[0])} holds NaN or infinity ({len(wrong)} such inputs in this batch); "
-                "remove or repair those examples."
-            )
 
 
 def tiles(model: nn.Module, weights: Weights, x: Inputs, head: Head, memory_budget: int) -> Iterator[Inputs]:

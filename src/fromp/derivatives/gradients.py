@@ -12,6 +12,10 @@ class Gradient(ABC):
     """d (s . f(x_i)) / d weight for every example i of a chunk, in the smallest form that holds it."""
 
     @abstractmethod
+    def wide(self) -> "Gradient":
+        """The same in single precision at least, in which squares neither vanish nor overflow."""
+
+    @abstractmethod
     def sum_of_squares(self) -> Tensor:
         """sum_i g_i^2, elementwise: the weight's own shape."""
 
@@ -26,6 +30,9 @@ class Dense(Gradient):
     """The gradients themselves: (b, *weight.shape)."""
 
     g: Tensor
+
+    def wide(self) -> "Dense":
+        return Dense(_wide(self.g))
 
     def sum_of_squares(self) -> Tensor:
         return self.g.square().sum(0)
@@ -49,6 +56,9 @@ class Outer(Gradient):
     g: Tensor
     a: Tensor
 
+    def wide(self) -> "Outer":
+        return Outer(_wide(self.g), _wide(self.a))
+
     def sum_of_squares(self) -> Tensor:
         return self.g.square().T @ self.a.square()
 
@@ -58,6 +68,10 @@ class Outer(Gradient):
     def dense(self) -> Dense:
         """The gradients written out: (b, out, in)."""
         return Dense(torch.einsum("bo,bi->boi", self.g, self.a))
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def outer_grams(left: list[Outer], right: list[Outer], variance: Tensor, memory_budget: int) -> Tensor:

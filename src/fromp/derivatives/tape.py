@@ -43,9 +43,9 @@ class Tape:
             at_outputs = _differentiate(self.f, [call.z for call in self.calls], s)
             for call, g in zip(self.calls, at_outputs, strict=True):
                 if g is not None:
-                    yield from call.gradients(g)
+                    yield from ((name, gradient.wide()) for name, gradient in call.gradients(g))
         if self.others:
-            yield from self._gradients_of_others(s)
+            yield from ((name, gradient.wide()) for name, gradient in self._gradients_of_others(s))
 
     def numbers_formed(self) -> int:
         """How many numbers are formed for each example, at most, beside the activations."""

@@ -21,6 +21,10 @@ class CheckpointError(FrompError):
     """A folder that cannot be read, is damaged, or belongs to something else."""
 
 
+class FrompWarning(UserWarning):
+    """Something that works, but probably not as it is meant."""
+
+
 def install(extra: str) -> str:
     """How to get what an extra of the package needs."""
     return f"pip install 'fromp[{extra}]', or in a clone pip install '.[{extra}]'"

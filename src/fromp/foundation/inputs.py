@@ -79,6 +79,17 @@ def split(x: Inputs, size: int) -> Iterator[Inputs]:
         yield take(x, slice(start, start + size))
 
 
+def check_finite(x: Inputs, start: int = 0) -> None:
+    """An error if an input is not finite; the first of them is number `start`."""
+    for part in tensors(x):
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            wrong = (~torch.isfinite(part).reshape(len(part), -1).all(1)).nonzero().flatten()
+            raise DataError(
+                f"input {start + int(wrong[0])} holds NaN or infinity ({len(wrong)} such inputs in this batch); "
+                "remove or repair those examples."
+            )
+
+
 def _check_sequence(x: Any) -> None:
     if not isinstance(x, Sequence) or isinstance(x, str):
         raise DataError(

@@ -44,7 +44,7 @@ def unflatten(tensors: Mapping[str, Tensor], tree: Any) -> Any:
     """The state that `flatten` took apart, in the same order; tuples have become lists."""
     if isinstance(tree, dict):
         if MARK in tree:
-            if tree.keys() != {MARK} or tree[MARK] not in tensors:
+            if tree.keys() != {MARK} or not isinstance(tree[MARK], str) or tree[MARK] not in tensors:
                 raise CheckpointError(f"the state names the tensor {tree[MARK]!r}, which is not there.")
             return tensors[tree[MARK]]
         return {key: unflatten(tensors, part) for key, part in tree.items()}
@@ -81,3 +81,49 @@ def _laid_out(name: str, value: Tensor, like: Tensor) -> Tensor:
             "go on with the optimiser and the model that were saved."
         )
     return torch.empty_like(like, dtype=value.dtype).copy_(value)
+
+
+def field(state: Any, key: str, *kinds: type) -> Any:
+    """state[key], with an error unless it is there and of one of these types."""
+    if not isinstance(state, dict) or key not in state:
+        raise CheckpointError(f"the saved state has no '{key}'; restore it from a copy.")
+    value = list(state[key]) if isinstance(state[key], tuple) else state[key]  # as JSON has it
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise CheckpointError(f"the saved '{key}' is {type(value).__name__}, not {names}; restore it from a copy.")
+    return value
+
+
+def tensor(state: Any, key: str, *shape: int, floating: bool | None = None) -> Tensor:
+    """The tensor state[key], with an error unless it has this shape (-1 is any size), kind and finite values."""
+    value = field(state, key, Tensor)
+    if shape and (
+        len(shape) != value.ndim or any(n not in (-1, size) for n, size in zip(shape, value.shape, strict=True))
+    ):
+        wanted = tuple("any" if n < 0 else n for n in shape)
+        raise CheckpointError(
+            f"the saved '{key}' has the shape {tuple(value.shape)}, not {wanted}; use the same model."
+        )
+    if floating is not None and value.is_floating_point() != floating:
+        kind = "floating point" if floating else "whole numbers"
+        raise CheckpointError(f"the saved '{key}' is {value.dtype}, not {kind}; restore it from a copy.")
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        raise CheckpointError(f"the saved '{key}' holds NaN or infinity; restore it from a copy.")
+    return value
+
+
+def weights(state: Any, key: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors state[key] by weight, on the weights' devices, with an error unless each has its weight's shape."""
+    found = field(state, key, dict)
+    for name in found:
+        if name not in like:
+            raise CheckpointError(f"the model has no parameter '{name}', the saved one had; use the same model.")
+    return {name: tensor(found, name, *like[name].shape, floating=True).to(like[name]) for name in found}
+
+
+def set_generator(generator: torch.Generator, state: Any, key: str) -> None:
+    """Return a random generator to a saved state."""
+    try:
+        generator.set_state(field(state, key, Tensor).cpu())
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(f"the saved '{key}' is no random state ({error}); restore it from a copy.") from error
