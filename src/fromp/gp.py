@@ -93,7 +93,7 @@ def predict(
     head: Head = None,
     memory_budget: int = MEMORY_BUDGET,
 ) -> Prediction:
-    """E[y] = m(x), Var[y_c] = K_c(x, x) + Var[y_c | f(x)], the appendix's predictive for one GP an output."""
+    """E[y] = m(x), Var[y_c] = K_c(x, x) + Var[y_c | f(x)], the appendix's predictive for one GP per output."""
     if inputs.num_examples(x) == 0:
         raise DataError("there is nothing to predict: x holds no examples.")
     weights = detached(model, tuple(variance))

@@ -46,7 +46,7 @@ SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}
 
 
 class Loss(NamedTuple):
-    """The two things that a step descends the sum of, both scalars."""
+    """The two terms whose sum a step descends, both scalars."""
 
     data: Tensor
     penalty: Tensor
@@ -69,7 +69,7 @@ class Loss(NamedTuple):
 
 @runtime_checkable
 class Regulariser(Protocol):
-    """What holds on to past tasks by a penalty: all that `TaskFree` and other training loops need of a method."""
+    """A method that holds past tasks by a penalty: all that `TaskFree` and other training loops need."""
 
     @property
     def model(self) -> nn.Module:
@@ -83,7 +83,7 @@ class Regulariser(Protocol):
         """What is added to the mean nll: a scalar, zero before the first task has ended."""
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
-        """Keep what will be needed of this task, before its data goes."""
+        """Keep what is needed of this task; its data can be deleted afterwards."""
 
     def state_dict(self) -> State:
         """Everything kept of the past, as nested dicts and lists of tensors and JSON values."""
@@ -216,7 +216,7 @@ class FROMP:
         """The GP predictive at x: mean and variance of y, observation term included, both (b, c).
 
         It is that of the network made linear at its weights. The variance is not bounded as that of a label is, and it
-        is large wherever no data has touched the weights that matter there: it compares inputs, and is no probability.
+        is large wherever no data has touched the weights that matter there: it ranks inputs, and is not a probability.
         """
         inputs.check_finite(x)
         names = tuple(self.precision) or trainable(self.model)
@@ -232,11 +232,11 @@ class FROMP:
         """Drop the memory of a past task, counted from 0, as when its examples must be deleted.
 
         Nothing holds the network there any more, and the tasks after it move up by one. What the task has added to the
-        precision stays: that is one number a weight, summed over all tasks.
+        precision stays: that is one number per weight, summed over all tasks.
         """
         anchors, place = self._anchors(), operator.index(task)
         if self._prior is None or not 0 <= place < len(anchors):
-            raise FrompError(f"there is no task {task} to forget; {len(anchors)} are remembered, counted from 0.")
+            raise FrompError(f"no task {task} to forget: {len(anchors)} are remembered, counted from 0.")
         del anchors[place]
         self._set_prior(self._prior_of(anchors, self._prior.num_outputs))
 

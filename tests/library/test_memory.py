@@ -192,7 +192,7 @@ def test_a_task_can_be_forgotten():
     held = reg._prior.blocks[0].inputs  # of both: the points of the one that is gone are nowhere any more
     assert [memory.inputs.untyped_storage().nbytes() for memory in reg.memories] == [held.nbytes] * 2
     for wrong in (2, -1):
-        with pytest.raises(FrompError, match=f"there is no task {wrong} to forget; 2 are remembered"):
+        with pytest.raises(FrompError, match=f"no task {wrong} to forget: 2 are remembered"):
             reg.forget(wrong)
     reg.end_task((torch.randn(20, 3), torch.arange(20) % 2), head=[0, 1])
     assert len(reg.memories) == len(reg.drift()) == 3
@@ -212,7 +212,7 @@ def test_what_is_saved_is_what_holds_the_network(tmp_path):
         del reg.memories[0]
     with pytest.raises(AttributeError):
         reg.memories = ()
-    with pytest.raises(FrompError, match="there is no task 3 to forget; 3 are remembered"):
+    with pytest.raises(FrompError, match="no task 3 to forget: 3 are remembered"):
         reg.forget(3)
     with pytest.raises(TypeError):
         reg.forget(0.5)

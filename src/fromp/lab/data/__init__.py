@@ -52,7 +52,7 @@ def _find(name: str) -> Dataset:
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1)
         advice = f"did you mean {near[0]!r}? " if near else ""
-        raise DataError(f"no dataset is called {name!r}; {advice}There are {', '.join(DATASETS)}.")
+        raise DataError(f"unknown dataset {name!r}; {advice}known: {', '.join(DATASETS)}.")
     return DATASETS[name]
 
 

@@ -30,7 +30,7 @@ class PlainConsole(Console):
 
 @contextmanager
 def download_bar(console: Console, name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar to be told how many bytes are done, and of how many."""
+    """A bar that is updated with the bytes done and the total."""
     columns = (
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard while a run goes on: an extra, `pip install '.[tensorboard]'`."""
+"""Scalars for TensorBoard during a run: an extra, `pip install '.[tensorboard]'`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a run asks of the machine: threads and memory by the size of the network."""
+"""Threads and memory of a run, by the size of the network."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ from torch import nn
 
 from fromp.lab.benchmarks.networks import num_weights
 
-LARGE = 500_000  # weights: below, threads wait for each other longer than they work
+LARGE = 500_000  # weights; for smaller networks one thread is faster
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # the names that glibc's malloc.h has for these numbers
 
 
@@ -28,7 +28,7 @@ def threads_for(model: nn.Module) -> Iterator[None]:
 
 
 def keep_memory() -> bool:
-    """Keep for this process what it frees, to be used again; whether the C library lets one choose (glibc does).
+    """Keep freed memory in this process for reuse; returns whether the C library can (glibc can).
 
     Otherwise a step of a large network gives hundreds of megabytes of activations back to the system and asks for them
     again, and the system has to clear every page of them.

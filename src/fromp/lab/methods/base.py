@@ -19,15 +19,15 @@ from fromp.regulariser import Loss, Regulariser, no_penalty
 HeadBatch = tuple[Inputs, Tensor, Head]  # examples of one head
 TrainingSets = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to
 
-TEST_SAMPLES = 20  # that a test averages over, of methods which predict with a distribution
+TEST_SAMPLES = 20  # samples that a test averages over, for methods that predict with a distribution
 
 
 class Method(ABC):
-    """A model, its likelihood, and whatever is kept of the past."""
+    """A model, its likelihood, and what is kept of the past."""
 
     # Whether the first task is learned by plain training, so that runs of several methods may share it.
     starts_plain: bool = False
-    # Whether the accuracy after each task says something, and with it what is gained and lost between tasks.
+    # Whether the accuracies after tasks before the last are meaningful, and with them the transfers.
     trains_every_task: bool = True
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
@@ -60,16 +60,16 @@ class Method(ABC):
         return mean_nll(self.model, self.likelihood, batch)
 
     def penalty(self) -> Tensor:
-        """What holds on to the past: a scalar, zero before the first task has ended."""
+        """The penalty that holds past tasks: a scalar, zero before the first task has ended."""
         return no_penalty(self.model)
 
     def after_step(self) -> None:
-        """Called after each optimiser step."""
+        """Called after each optimizer step."""
         return
 
     @abstractmethod
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
-        """Keep what will be needed of this task, before its data goes."""
+        """Keep what is needed of this task; its data can be deleted afterwards."""
 
     def predict_outputs(self, x: Inputs, head: Head, task: int) -> Tensor:
         """The outputs used to test on a task: (b, c)."""

@@ -1,4 +1,4 @@
-"""What results say of the machine they were computed on."""
+"""The machine and the versions that results were computed with."""
 
 import os
 import platform
