@@ -14,10 +14,12 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
+import profile_step
+
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
-from fromp.lab import bench
 from fromp.lab.bench import detectors
+from fromp.lab.bench.table import table as bench_table
 from fromp.lab.benchmarks.catalogue import Settings, as_text, settings_for
 from fromp.lab.methods.registry import METHODS
 from fromp.lab.paper.exhibits import EXHIBITS, ResultsFolder
@@ -233,7 +235,7 @@ def _boundaries(changes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def measured(results: Path, what: str) -> str:
-    """What a command has measured: `demo`, `quick`, `bench` or `detection`."""
+    """What a command has measured: `demo`, `quick`, `bench`, `profile` or `detection`."""
     if what == "detection":
         files = [results / "detection" / f"{name}.json" for name in detectors.TRIALS]
         return detectors.table([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
@@ -242,11 +244,13 @@ def measured(results: Path, what: str) -> str:
         seconds = 5 * math.ceil(min(seed.seconds for seed in toy.finished) / 5)  # of a run that had a core for itself
         accuracy = next(100 * (seed.average_accuracy or 0.0) for seed in toy.finished if seed.seed == 0)
         return f"`make demo` then takes about {seconds} seconds and ends with an average accuracy of {accuracy:.1f} %."
-    file = {"quick": "quick/took.json", "bench": "bench/bench.json"}[what]
+    file = {"quick": "quick/took.json", "bench": "bench/bench.json", "profile": "bench/profile.json"}[what]
     found = json.loads((results / file).read_text(encoding="utf-8"))
     machine = "{cores} cores of {processor}".format(**found["environment"])
     if what == "bench":
-        return f"Measured on {machine}, torch {found['environment']['torch']}.\n\n{bench.table(found)}"
+        return f"Measured on {machine}, torch {found['environment']['torch']}.\n\n{bench_table(found)}"
+    if what == "profile":
+        return profile_step.text(found)
     return (
         f"From nothing it took {found['seconds'] / 60:.1f} minutes on {machine}: "
         f"{found['runs']} runs, {found['jobs']} at once, and {len(found['rendered'])} tables and figures."

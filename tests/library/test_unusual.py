@@ -321,7 +321,7 @@ def test_many_classes_stay_within_the_budget():
 import torch
 from torch import nn
 from fromp import FROMP, Categorical, IdentityKernel
-from fromp.lab.bench.machine import _peak
+from fromp.lab.bench.memory import _peak
 torch.set_num_threads(1)
 model, x, y = nn.Linear(10, 200), torch.randn(2000, 10), torch.arange(2000) % 200
 warm = FROMP(nn.Linear(10, 2), Categorical(), memory_size=2, kernel=IdentityKernel)

@@ -1,9 +1,12 @@
 """What `fromp bench` measures is what it says: the slow twin takes the same step as the fast one."""
 
+import profile_step
 import pytest
 import torch
 
-from fromp.lab.bench import SETTINGS, machine, runs, steps, table
+from fromp.lab import bench
+from fromp.lab.bench import SETTINGS, memory, steps, task_end
+from fromp.lab.bench.table import table
 
 
 def gradients(setting):
@@ -25,37 +28,61 @@ def test_the_slow_twin_takes_the_same_step():
     torch.testing.assert_close(gradients(setting), fast, rtol=1e-3, atol=1e-6)
 
 
-def test_rows_and_table():
-    row = steps.step_costs("mlp", (1,), 1)[0]
+def test_each_case_is_printed_as_it_comes_and_all_of_them_are_the_table(tmp_path, monkeypatch, capsys):
+    row = next(steps.step_costs("mlp", (1,), 1))
     assert row["ratio"] == row["seconds"]["fromp"] / row["seconds"]["plain"]
     assert row["slow_twin_ratio"] > 1
-    report = {
-        "steps": [row],
-        "curvature": [runs.curvature_costs("mlp", 1)],
-        "engine": runs.engine_cost(1),
-        "memory": [{"network": "mlp"} | dict.fromkeys(machine.CASES, 1.0)],
-        "profile": {
-            "past_tasks": 5, "share": {"convolutions": 0.8, "the rest": 0.2}, "gflop": 150.0,
-            "gflop_convolutions": 140.0, "gflops": 100.0, "gflops_at_full_rate": {"one": 90.0, "another": 120.0},
-        },
-    }  # fmt: skip
-    text = table(report)
-    assert "| mlp | 1 |" in text
-    assert "140 of them are convolutions', which run at 117." in text
-    assert "The most that was seen of these cores is 120, in another: the step takes 1.2 times" in text
+    curvature, engine = task_end.curvature_costs("mlp", 1), task_end.engine_cost(1)
+    methods = {"past_tasks": 5, "points": 200, "seconds": {"ewc": 0.001}, "ratio": {"ewc": 1.5}}
+    printed = []
+
+    def grown(name, case):
+        printed.append(capsys.readouterr().out)
+        return 1.0
+
+    monkeypatch.setattr(bench, "SETTINGS", {"mlp": SETTINGS["mlp"]})
+    monkeypatch.setattr(bench, "step_costs", lambda *arguments: iter([row]))
+    monkeypatch.setattr(bench, "curvature_costs", lambda *arguments: curvature)
+    monkeypatch.setattr(bench, "method_costs", lambda *arguments: methods)
+    monkeypatch.setattr(bench, "engine_cost", lambda *arguments: engine)
+    monkeypatch.setattr(bench, "peak_memory", grown)
+    threads = torch.get_num_threads()
+    report = bench.main(tmp_path, quick=True)
+    torch.set_num_threads(threads)
+    assert "| mlp | 1 |" in printed[0]  # before memory is measured
+    assert "| `ewc` | 1.50 x (1.00 ms) |" in printed[0]
+    said = "".join(printed) + capsys.readouterr().out
+    assert said == f"{table(report)}\n\nwritten: {tmp_path / 'bench.json'}\n"
+
+
+def test_what_the_profile_says():
+    share, rates = {"convolutions": 0.8, "the rest": 0.2}, {"one": 90.0, "another": 120.0}
+    said = profile_step.text(
+        {
+            "profile": {
+                "past_tasks": 5, "share": share, "gflop": 150.0, "gflop_convolutions": 140.0, "gflops": 100.0,
+                "gflops_at_full_rate": rates,
+            },
+            "kept_memory": {"ratio": 1.41},
+            "split_cifar": {"images": 10.8e6, "ratio": 0.99, "steps": 4500.0, "ends": 360.0},
+        }
+    )  # fmt: skip
+    assert "140 of them are convolutions', which run at 117." in said
+    assert "The most that was seen of these cores is 120, in another: the step takes 1.2 times" in said
+    assert "75 minutes in steps, 6 at the ends of tasks." in said
 
 
 def test_a_step_without_a_cost_of_its_own_is_as_fast_as_plain_training():
     plain = {past: 2.0 * (256 + 200 * past) for past in range(1, 6)}  # two seconds an image
     costs = [{"network": "cnn", "past_tasks": t, "seconds": {"plain": p, "fromp": p}} for t, p in plain.items()]
     free = [{"network": "cnn", "examples": 256, "seconds": {"scores": 0.0, "ggn": 0.0, "kernel": 0.0}}]
-    found = runs.split_cifar_cost(costs, free)
+    found = profile_step.split_cifar_cost(costs, free)
     assert found["ratio"] == pytest.approx(1)
     assert found["images"] == 80 * (75_000 + 20 * 200 * (1 + 2 + 3 + 4 + 5))
     costly = [{**free[0], "seconds": {"scores": 0.0, "ggn": 256.0, "kernel": 0.0}}]
-    assert runs.split_cifar_cost(costs, costly)["ends"] == pytest.approx(75_000)
+    assert profile_step.split_cifar_cost(costs, costly)["ends"] == pytest.approx(75_000)
 
 
 def test_growth_of_memory_is_seen():
     """A step of the CNN needs more than nothing."""
-    assert machine.peak_memory("cnn", "plain step") > 10
+    assert memory.peak_memory("cnn", "plain step") > 10

@@ -1,6 +1,6 @@
 """What a step costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -21,9 +21,9 @@ from fromp.lab.results.plan import Plan
 from fromp.prior import FullKernel, FunctionalPrior
 
 
-def step_costs(name: str, tasks: tuple[int, ...], repetitions: int) -> list[dict[str, Any]]:
+def step_costs(name: str, tasks: tuple[int, ...], repetitions: int) -> Iterator[dict[str, Any]]:
     """A step with the penalty against a plain Adam step on as many samples, for several numbers of past tasks."""
-    setting, rows = SETTINGS[name](), []
+    setting = SETTINGS[name]()
     x, y = setting.images(setting.batch_size), setting.labels(setting.batch_size)
     for past in tasks:
         prior = setting.prior(past)
@@ -44,8 +44,7 @@ def step_costs(name: str, tasks: tuple[int, ...], repetitions: int) -> list[dict
         row["ratio_two_tasks"] = seconds["two tasks a step"] / seconds["plain"]
         if "slow twin" in seconds:
             row["slow_twin_ratio"] = seconds["slow twin"] / seconds["fromp"]
-        rows.append(row)
-    return rows
+        yield row
 
 
 def method_costs(repetitions: int) -> dict[str, Any]:

@@ -24,6 +24,6 @@ def interleaved(cases: dict[str, Callable[[], object]], repetitions: int) -> dic
 
 
 def in_a_process(call: str) -> float:
-    """The number that a function of `fromp.lab.bench.machine` prints, called in a process of its own."""
-    command = [sys.executable, "-c", f"from fromp.lab.bench import machine; machine.{call}"]
+    """The number that a function of `fromp.lab.bench.memory` prints, called in a process of its own."""
+    command = [sys.executable, "-c", f"from fromp.lab.bench import memory; memory.{call}"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -1,6 +1,5 @@
 """What the end of a task and a whole run cost."""
 
-import statistics
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
 from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS
 from fromp.lab.bench.timing import interleaved
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, Settings
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark
 from fromp.lab.benchmarks.networks import initialise, mlp
 from fromp.lab.benchmarks.streams import Permuted
 from fromp.lab.data.arrays import Arrays
@@ -51,37 +50,6 @@ def curvature_costs(name: str, repetitions: int) -> dict[str, Any]:
         "ggn_ratio": seconds["ggn"] / seconds["backward"],
         "kernel_ratio": seconds["kernel"] / seconds["backward of memory"],
     }
-
-
-def split_cifar_cost(steps: list[dict[str, Any]], curvature: list[dict[str, Any]]) -> dict[str, Any]:
-    """A whole run of FROMP on Split CIFAR against plain training on as many images, memory's included.
-
-    Put together from the parts measured in this run: the steps of each task, the scores, the GGN and the kernels.
-    """
-    settings = BENCHMARKS["split-cifar"].settings
-    rows = {row["past_tasks"]: row["seconds"] for row in steps if row["network"] == "cnn"}
-    (once,) = [row for row in curvature if row["network"] == "cnn"]
-    samples = {past: settings.batch_size + past * POINTS for past in rows}
-    plain = statistics.median(seconds["plain"] / samples[past] for past, seconds in rows.items())
-    images, stepping, ending = 0, 0.0, 0.0
-    for past in range(settings.tasks):
-        seen = images_of(settings, past, settings.memory)
-        images += seen
-        stepping += seen * (rows[past]["fromp"] / samples[past] if past else plain)
-        ending += examples_of(past) / once["examples"] * (once["seconds"]["scores"] + once["seconds"]["ggn"])
-        ending += (past + 1) * once["seconds"]["kernel"]
-    return {"images": images, "steps": stepping, "ends": ending, "ratio": images * plain / (stepping + ending)}
-
-
-def examples_of(past: int) -> int:
-    """Of a task of Split CIFAR, by the number of those before it."""
-    return 5_000 if past else 50_000
-
-
-def images_of(settings: Settings, past: int, memory: int) -> int:
-    """That the steps of a task of Split CIFAR look at, with so many of each past task in each step."""
-    steps_an_epoch = -(-examples_of(past) // settings.batch_size)
-    return settings.epochs * (examples_of(past) + steps_an_epoch * past * memory)
 
 
 def engine_cost(repetitions: int) -> dict[str, Any]:
