@@ -21,7 +21,7 @@ from fromp.lab.engine.run import Run
 from fromp.lab.paper import drawings, reproduce, tables
 from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, Required, ResultsFolder, Table
 from fromp.lab.paper.required import ROUGHLY
-from fromp.lab.report import figures
+from fromp.lab.report.figures.plane import Boundary, toy_strip
 from fromp.lab.results import metrics, store
 from fromp.lab.results.record import seed_folder
 
@@ -120,7 +120,7 @@ def test_rendering_writes_every_format_and_one_page(root, tmp_path):
     page = (paper / "index.html").read_text()
     assert "A quick version" in page
     assert "batch Adam" in page
-    assert page.count('<svg class="chart"') == 1
+    assert page.count('<img class="chart" src="data:image/svg+xml') == 1
     assert f"not rendered yet: <code>fromp reproduce figure-toy --quick --out {out}</code>" in page
     assert not re.search(r"https?:", page)
 
@@ -273,8 +273,8 @@ def test_forward_transfer_needs_networks_of_their_own(root, tmp_path):
 
 
 def test_the_methods_beside_batch_adam_are_told_apart():
-    figure = figures.toy_strip  # without captions it says after which task
-    boundary = figures.Boundary(3, (0, 1, 0, 1), np.full((4, 4), 0.2), [], [])
+    figure = toy_strip  # without captions it says after which task
+    boundary = Boundary(3, (0, 1, 0, 1), np.full((4, 4), 0.2), [], [])
     texts = [text.get_text() for axes in figure([boundary], ["FROMP"]).axes for text in axes.texts]
     assert texts == ["FROMP"]
     assert [text.get_text() for axes in figure([boundary]).axes for text in axes.texts] == ["after task 3"]

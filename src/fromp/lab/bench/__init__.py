@@ -14,7 +14,7 @@ from fromp.lab.bench.steps import method_costs, step_costs
 from fromp.lab.bench.task_end import curvature_costs, engine_cost
 from fromp.lab.engine.console import printable
 from fromp.lab.engine.threads import keep_memory
-from fromp.lab.report import figures
+from fromp.lab.report.figures import cost, style
 from fromp.lab.results.environment import environment
 
 
@@ -48,7 +48,7 @@ def main(out: Path, quick: bool = False) -> dict[str, Any]:
         _say(table.memory_row(report["memory"][-1]))
     out.mkdir(parents=True, exist_ok=True)
     storage.replace(out / "bench.json", (json.dumps(report, indent=1) + "\n").encode())
-    figures.save(figures.step_cost(report["steps"]), out / "step-cost")
+    style.save(cost.step_cost(report["steps"]), out / "step-cost")
     _say(f"\nwritten: {out / 'bench.json'}")
     return report
 

@@ -191,12 +191,12 @@ class Run:
     def _snapshot(self) -> None:
         """The weights after a task, and what was remembered of it, for pictures of how it went."""
         memory = self._remembered()
-        pictured = memory is not None and isinstance(memory.inputs, Tensor)
-        state = {
-            "accuracy": self.rows[-1],
-            "weights": self.model.state_dict(),
-            "memory": memory.state_dict() if memory is not None and pictured else None,
-        }
+        state: State = {
+            "accuracy": self.rows[-1], "weights": self.model.state_dict(), "memory": None, "pictures": None
+        }  # fmt: skip
+        if memory is not None and isinstance(memory.inputs, Tensor):
+            state["memory"] = memory.state_dict()
+            state["pictures"] = self.stream.picture(self.task - 1, memory.inputs)
         storage.write(self.path / "tasks" / str(self.task), "task", state)
 
     def _state(self) -> State:

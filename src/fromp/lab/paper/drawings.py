@@ -13,8 +13,9 @@ from fromp.gp import ggn_diagonal
 from fromp.lab.paper import figures as paper_figures
 from fromp.lab.paper.required import Required, ResultsFolder
 from fromp.lab.paper.tables import benchmark_title, method_title
-from fromp.lab.report import figures, plane
-from fromp.lab.report.figures import Array, Boundary
+from fromp.lab.report import plane
+from fromp.lab.report.figures.plane import Boundary, toy_strip
+from fromp.lab.report.figures.style import Array
 from fromp.lab.report.gallery import drawable
 from fromp.lab.results.record import Experiment
 from fromp.likelihoods import Categorical
@@ -77,7 +78,7 @@ def toy_tasks(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The decision boundary after the first task, the second and the last."""
     found, seed = _pictured(kept, needed[0])
     every = plane.boundaries(found, seed)
-    return figures.toy_strip([boundary for boundary in every if boundary.task in (1, 2, len(every))])
+    return toy_strip([boundary for boundary in every if boundary.task in (1, 2, len(every))])
 
 
 def toy_seeds(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
@@ -85,7 +86,7 @@ def toy_seeds(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     (runs,) = needed
     found, _ = _pictured(kept, runs)
     drawn = [_last(found, seed) for seed in found.middle_seeds(runs.pictures)]
-    return figures.toy_strip(*zip(*drawn, strict=True))
+    return toy_strip(*zip(*drawn, strict=True))
 
 
 def toy_methods(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
@@ -94,7 +95,7 @@ def toy_methods(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     for runs in needed:
         boundary, accuracy = _last(*_pictured(kept, runs))
         drawn.append((boundary, f"{method_title(runs)}, {accuracy}"))
-    return figures.toy_strip(*zip(*drawn, strict=True))
+    return toy_strip(*zip(*drawn, strict=True))
 
 
 def entropies(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:

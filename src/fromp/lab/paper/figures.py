@@ -8,7 +8,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-from fromp.lab.report.figures import COLOURS, INK, MARKERS, STYLE, Array, draw_statistic, new, plain, standard_error
+from fromp.lab.report.figures.statistic import draw_statistic
+from fromp.lab.report.figures.style import COLOURS, INK, MARKERS, STYLE, Array, new, plain, standard_error
 from fromp.lab.results.published import METHOD_TITLES
 
 # A method has the same colour in every figure.

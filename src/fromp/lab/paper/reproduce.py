@@ -1,9 +1,11 @@
 """`fromp reproduce`: list what there is, learn what is missing, render it."""
 
+import csv
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Listing
@@ -13,12 +15,18 @@ from fromp.lab.benchmarks.catalogue import require_known
 from fromp.lab.engine.jobs import Execution, learn_all
 from fromp.lab.paper.drawings import MissingRuns
 from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, ResultsFolder, call
-from fromp.lab.paper.page import index
-from fromp.lab.report import figures
+from fromp.lab.paper.tables import benchmark_title
+from fromp.lab.report import embed
+from fromp.lab.report.figures import style
+from fromp.lab.report.page import fill
 from fromp.lab.results.environment import environment
 from fromp.lab.results.format import Table, about
 
 RENDERED = "paper"  # the folder below that of all results
+QUICK = (
+    "A quick version: scikit-learn's digits instead of MNIST and CIFAR, a fifth of the epochs at three times the "
+    "learning rate, two seeds. It shows how things go, not the paper's numbers."
+)
 
 
 def listing(root: Path, quick: bool) -> Listing:
@@ -91,9 +99,34 @@ def render(names: Sequence[str], root: Path, quick: bool, console: Console) -> l
             console.print(f"{name}: not drawn, {reason}; {way_out}.", highlight=False, soft_wrap=True)
             continue
         rendered.append(name)
-        written = shown.save(out / name) if isinstance(shown, Table) else figures.save(shown, out / name)
+        written = shown.save(out / name) if isinstance(shown, Table) else style.save(shown, out / name)
         if isinstance(shown, Table) and len(names) == 1:
             console.print(shown.markdown(), highlight=False, soft_wrap=True, markup=False)
         console.print(f"{name}: {written[-1]}", highlight=False, soft_wrap=True)
     console.print(f"all together: {index(root, out, quick)}", highlight=False, soft_wrap=True)
     return rendered
+
+
+def index(root: Path, out: Path, quick: bool) -> Path:
+    """Write index.html, one page with all that has been rendered from the results in `root`, and return where."""
+    shown = [_shown(root, out, name, quick) for name in EXHIBITS]
+    page = fill("paper.html", title="Every table and figure", note=QUICK if quick else "", exhibits=shown)
+    out.mkdir(parents=True, exist_ok=True)
+    storage.replace(out / "index.html", page.encode())
+    return out / "index.html"
+
+
+def _shown(root: Path, out: Path, name: str, quick: bool) -> dict[str, Any]:
+    exhibit, table, picture = EXHIBITS[name], out / f"{name}.csv", out / f"{name}.svg"
+    values: dict[str, Any] = {
+        "name": name, "title": exhibit.title[:1].upper() + exhibit.title[1:], "place": exhibit.place,
+        "data": ", ".join(dict.fromkeys(benchmark_title(runs.benchmark) for runs in exhibit.runs(quick))),
+        "command": call(name, root, quick), "kinds": (), "table": None, "picture": None,
+    }  # fmt: skip
+    if table.exists():
+        with table.open(newline="", encoding="utf-8") as file:
+            heads, *rows = csv.reader(file)
+        values |= {"kinds": ("csv", "md"), "table": Table(heads, rows)}
+    elif picture.exists():
+        values |= {"kinds": ("pdf", "svg", "png"), "picture": embed.themed(picture.read_text("utf-8"))}
+    return values

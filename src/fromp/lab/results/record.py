@@ -108,6 +108,7 @@ class Snapshot:
     task: int  # how many were learned
     weights: dict[str, Tensor]
     memory: State | None
+    pictures: Tensor | None = None  # of what is remembered, (n, channels, height, width), if it is images
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Experiment:
         while (path / str(len(found) + 1) / storage.MANIFEST).exists():
             task = len(found) + 1
             state = storage.read(path / str(task), "task")
-            found.append(Snapshot(task, state["weights"], state["memory"]))
+            found.append(Snapshot(task, state["weights"], state["memory"], state.get("pictures")))
         return found
 
     def trace(self, seed: int) -> Trace | None:

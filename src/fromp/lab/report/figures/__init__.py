@@ -1,0 +1,1 @@
+"""Figures in one style; each takes numbers and gives a matplotlib figure."""
