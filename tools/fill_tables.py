@@ -22,7 +22,8 @@ from fromp.lab.bench import detectors
 from fromp.lab.bench.table import table as bench_table
 from fromp.lab.benchmarks.catalogue import Settings, as_text, settings_for
 from fromp.lab.methods.registry import METHODS
-from fromp.lab.paper.exhibits import EXHIBITS, ResultsFolder
+from fromp.lab.paper.exhibits import EXHIBITS
+from fromp.lab.paper.required import ResultsFolder
 from fromp.lab.results import metrics, published, selection
 from fromp.lab.results.format import Table, about, deviation, percent
 from fromp.lab.results.record import Experiment
@@ -164,9 +165,12 @@ def exhibits(results: Path) -> str:
     for name, exhibit in EXHIBITS.items():
         states = [(kept.state(required), kept.seconds(required)) for required in exhibit.runs()]
         done, wanted = sum(state.done for state, _ in states), sum(state.seeds for state, _ in states)
-        seconds = sum((state.seeds - state.done) * each for state, each in states)
-        rest = about(seconds) if seconds else ""
-        rows.append([f"`{name}`", exhibit.place, exhibit.title, f"{done} of {wanted}", rest])
+        left = [(state.seeds - state.done, each) for state, each in states if state.done < state.seeds]
+        known = all(each is not None for _, each in left)
+        rest = (
+            about(sum(seeds * (each or 0.0) for seeds, each in left)) if left and known else "unknown" if left else ""
+        )
+        rows.append([f"`{name}`", exhibit.place, exhibit.title, f"{done} of {wanted}", rest if left else ""])
     return Table(["", "in the paper", "what it shows", "seeds kept", "time for the rest"], rows).markdown()
 
 

@@ -1,7 +1,7 @@
 """Figures of the paper, from what is kept of the runs; an error says what is missing."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -42,20 +42,16 @@ def task_bars(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     return paper_figures.task_bars(methods, limits)
 
 
-def against(setting: str, label: str) -> Callable[[ResultsFolder, Sequence[Required]], Figure]:
-    """The average accuracy against a setting, a line a method."""
-
-    def draw(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
-        by_method: dict[str, dict[float, Array]] = {}
-        for runs in needed:
-            if found := kept.experiment(runs):
-                values = 100 * np.array([seed.average_accuracy for seed in found.finished])
-                by_method.setdefault(runs.method, {})[found.settings[setting]] = values
-        if max(map(len, by_method.values()), default=0) < 2:
-            raise MissingRuns(f"fewer than two values of {setting} have been run")
-        return paper_figures.against(by_method, f"{label} ({benchmark_title(needed[0].benchmark)})")
-
-    return draw
+def against(kept: ResultsFolder, needed: Sequence[Required], setting: str, label: str) -> Figure:
+    """The average accuracy against a setting, one line per method."""
+    by_method: dict[str, dict[float, Array]] = {}
+    for runs in needed:
+        if found := kept.experiment(runs):
+            values = 100 * np.array([seed.average_accuracy for seed in found.finished])
+            by_method.setdefault(runs.method, {})[found.settings[setting]] = values
+    if max(map(len, by_method.values()), default=0) < 2:
+        raise MissingRuns(f"fewer than two values of {setting} have been run")
+    return paper_figures.against(by_method, f"{label} ({benchmark_title(needed[0].benchmark)})")
 
 
 def memorable(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:

@@ -14,7 +14,8 @@ from fromp.foundation import storage
 from fromp.lab.benchmarks.catalogue import require_known
 from fromp.lab.engine.jobs import Execution, learn_all
 from fromp.lab.paper.drawings import MissingRuns
-from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, ResultsFolder, call
+from fromp.lab.paper.exhibits import EXHIBITS, Exhibit, call
+from fromp.lab.paper.required import ResultsFolder, total
 from fromp.lab.paper.tables import benchmark_title
 from fromp.lab.report import embed
 from fromp.lab.report.figures import style
@@ -47,15 +48,16 @@ def progress(exhibit: Exhibit, kept: ResultsFolder, quick: bool = False) -> tupl
     """The seeds that are done, and what is to be said of the rest."""
     states = {runs.place: kept.state(runs) for runs in exhibit.runs(quick)}
     done, wanted = sum(one.done for one in states.values()), sum(one.seeds for one in states.values())
-    seconds = sum(one.seconds for one in states.values())
+    seconds = total(states.values())
+    time_left = "time unknown" if seconds is None else about(seconds)
     if all(one.complete for one in states.values()):
         said = "done"
     elif other := [f"{place} ({', '.join(one.different)})" for place, one in states.items() if one.different]:
         said = f"other settings in {'; '.join(other)}"
     elif done == wanted:
-        said = f"snapshots missing, {about(seconds)}"
+        said = f"snapshots missing, {time_left}"
     else:
-        said = f"{'partial' if done else 'missing'}, {about(seconds)}"
+        said = f"{'partial' if done else 'missing'}, {time_left}"
     return f"{done}/{wanted}", said
 
 
@@ -68,10 +70,10 @@ def reproduce(names: Sequence[str], root: Path, quick: bool, execution: Executio
     for _ in range(2):  # only once all seeds are done is it known which are the middle ones, to be drawn
         if not (jobs := ResultsFolder(root).jobs(needed)):
             break
-        seconds = sum(
-            ResultsFolder(root).state(runs).seconds for runs in {runs.place: runs for runs in needed}.values()
-        )
-        console.print(f"{len(jobs)} runs, {about(seconds / execution.jobs)} in all, in {root}", highlight=False)
+        kept = ResultsFolder(root)
+        seconds = total(kept.state(runs) for runs in {runs.place: runs for runs in needed}.values())
+        time_left = "" if seconds is None else f", {about(seconds / execution.jobs)} in all"
+        console.print(f"{len(jobs)} runs{time_left}, in {root}", highlight=False)
         if code := learn_all(jobs, execution):
             return code
         learned += len(jobs)

@@ -1,34 +1,17 @@
 """The runs that a table or figure needs, what is there of them, and how long the rest will take."""
 
-import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fromp.foundation import storage
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, as_json, settings_for
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, settings_for
 from fromp.lab.engine.jobs import Job
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import Experiment, seed_folder
-from fromp.lab.results.store import find
-
-# Seconds of a seed of FROMP on one core, roughly: for the time before one has been measured.
-ROUGHLY = {
-    "toy": 35.0, "toy-less-data": 35.0, "toy-more-data": 35.0, "toy-sixth-task": 45.0, "toy-larger-deviation": 35.0,
-    "toy-overlapping": 35.0, "split-digits": 16.0, "permuted-digits": 25.0, "split-mnist": 45.0,
-    "split-mnist-small": 25.0, "permuted-mnist": 420.0, "split-cifar": 3 * 3600.0, "split-cifar-11": 6 * 3600.0,
-}  # fmt: skip
-
-# Methods that take about the same time, the first of which is most often there.
-ALIKE = (
-    ("fromp", "frorp", "fromp-l2", "frorp-l2"), ("vcl", "vcl-coreset", "vcl-memorable"),
-    ("frcl-random", "frcl-trace"), ("finetune", "separate"), ("ewc", "dlp", "si"),
-)  # fmt: skip
-LOOK_AT_MEMORY = ("fromp", "frorp", "fromp-l2", "frorp-l2", "functional-l2")  # at all of it, in every step
 
 # What is learned instead when it has to be quick.
 STAND_INS = {
@@ -82,6 +65,12 @@ class Required:
         return replace(self, benchmark=benchmark, changes=changes, seeds=seeds)
 
 
+def total(states: Iterable["State"]) -> float | None:
+    """The time for what is missing of all of them; None if that of one is unknown."""
+    seconds = [state.seconds for state in states]
+    return None if None in seconds else sum(each for each in seconds if each is not None)
+
+
 @dataclass(frozen=True)
 class State:
     """How far some runs are."""
@@ -90,7 +79,7 @@ class State:
     done: int
     again: int  # to be learned once more, because their snapshots are not here
     different: tuple[str, ...]  # settings of what lies in the folder that are not those wanted
-    seconds: float  # for what is missing
+    seconds: float | None  # for what is missing, if that can be said
 
     @property
     def complete(self) -> bool:
@@ -106,16 +95,13 @@ class ResultsFolder:
 
     def experiment(self, runs: Required) -> Experiment | None:
         """The runs as far as they have finished; None if there are none with these settings."""
-        path = self.root / runs.place
-        if not (path / "results.json").exists() or self.different(runs):
-            return None
-        found = find(path)[0]
-        return found if found.finished else None
+        found = self._read(runs.place)
+        return found if found and found.finished and not runs.plan.differences(found.plan) else None
 
     def different(self, runs: Required) -> tuple[str, ...]:
         """The settings in which what lies in the folder is not what is wanted."""
-        path = self.root / runs.place
-        return tuple(runs.plan.differences(store.read(path).plan)) if (path / "results.json").exists() else ()
+        found = self._read(runs.place)
+        return tuple(runs.plan.differences(found.plan)) if found else ()
 
     def left(self, runs: Required) -> list[int]:
         """The seeds to learn; once all are done, those to learn again because pictures need their snapshots."""
@@ -137,63 +123,21 @@ class ResultsFolder:
 
     def state(self, runs: Required) -> State:
         """How far the runs are, and how long what is missing will take."""
-        found, left = self.experiment(runs), self.left(runs)
+        found, left, each = self.experiment(runs), self.left(runs), self.seconds(runs)
         done = len({seed.seed for seed in found.finished} & set(range(runs.seeds))) if found else 0
         again = len(left) if done == runs.seeds else 0
-        return State(runs.seeds, done, again, self.different(runs), len(left) * self.seconds(runs))
+        seconds = 0.0 if not left else None if each is None else len(left) * each
+        return State(runs.seeds, done, again, self.different(runs), seconds)
 
-    def seconds(self, runs: Required) -> float:
-        """Of a seed: the median of those measured of this method or one alike, else what FROMP's lets expect.
+    def seconds(self, runs: Required) -> float | None:
+        """Of one seed: the median of those finished there, else of the method's preset, else of FROMP's, else None."""
+        for place in (runs.place, Path(runs.benchmark, runs.method), Path(runs.benchmark, "fromp")):
+            if (found := self._read(place)) and found.finished:
+                return statistics.median(seed.seconds for seed in found.finished)
+        return None
 
-        That is for as many epochs, at the method's cost of a step, and for as many points of memory a step.
-        """
-        settings, preset = runs.settings, BENCHMARKS[runs.benchmark].settings
-        alike = next((group for group in ALIKE if runs.method in group), ())
-        for method in (runs.method, *alike):
-            if measured := self._measured.get(_kind(runs.benchmark, method, as_json(settings))):
-                return statistics.median(measured)
-        of_fromp = self._measured.get(_kind(runs.benchmark, "fromp", as_json(preset)))
-        base = statistics.median(of_fromp) if of_fromp else ROUGHLY.get(runs.benchmark, 60.0)
-        every_task_again = runs.method == "joint" and settings.joint_from == 1
-        times = (settings.tasks + 1) / 2 if every_task_again else 1.0
-        cost, samples = (
-            self._step_costs.get(runs.method, 1.0),
-            _samples(settings, runs.method) / _samples(preset, "fromp"),
-        )
-        cost = cost * samples if runs.method in LOOK_AT_MEMORY else max(cost, samples)
-        steps = settings.epochs / preset.epochs * preset.batch_size / settings.batch_size
-        return base * steps * times * cost
-
-    @cached_property
-    def _step_costs(self) -> dict[str, float]:
-        """Of each method against FROMP, as far as `fromp bench` has measured them."""
-        path = self.root / "bench" / "bench.json"
-        if not path.exists():
-            return {}
-        seconds = json.loads(path.read_text())["methods"]["seconds"]
-        return {method: value / seconds["fromp"] for method, value in seconds.items()}
-
-    @cached_property
-    def _measured(self) -> dict[tuple[Any, ...], list[float]]:
-        """Seconds of every finished run under the folder."""
-        seconds: dict[tuple[Any, ...], list[float]] = {}
-        for path in sorted(self.root.rglob("results.json")):
-            for one in find(path.parent):
-                kind = _kind(one.benchmark, one.method, one.settings)
-                seconds.setdefault(kind, []).extend(seed.seconds for seed in one.finished)
-        return {kind: values for kind, values in seconds.items() if values}
-
-
-def _kind(benchmark: str, method: str, settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What decides how long a seed takes, more or less."""
-    names = ("tasks", "epochs", "batch_size", "joint_from", "memory", "tasks_per_step")
-    return benchmark, method, *(settings.get(name, 1) for name in names)
-
-
-def _samples(settings: Settings, method: str) -> float:
-    """That a step looks at, those of memory included, on the average over tasks."""
-    remembered = settings.memory * (settings.tasks - 1) / 2 if method in LOOK_AT_MEMORY else 0.0
-    return settings.batch_size + remembered
+    def _read(self, place: Path) -> Experiment | None:
+        return store.read(self.root / place) if (self.root / place / store.RESULTS).exists() else None
 
 
 def _has_snapshots(experiment: Experiment, seed: int) -> bool:

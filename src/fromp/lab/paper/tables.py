@@ -1,108 +1,76 @@
-"""Tables of the paper, filled with what was measured, as Markdown and as CSV."""
+"""Tables of the paper, filled with what was measured beside what the paper reports."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from fromp.lab.paper.required import Required, ResultsFolder
+from fromp.lab.paper.required import Required, ResultsFolder, total
 from fromp.lab.results import published
 from fromp.lab.results.format import Table, about, deviation, percent
 from fromp.lab.results.metrics import Summary
 from fromp.lab.results.record import Metric
 
-LEARN_APART = ("separate", "joint")  # a network for each task, or one for all of them: nothing is carried over
-
-REPORTED = {
+Side = Literal["method", "benchmark"]
+LEARN_APART = ("separate", "joint")  # one network per task, or one for all of them: nothing is carried over
+REPORTED: Mapping[Metric, Mapping[tuple[str, str], published.Reported]] = {
     "average_accuracy": published.AVERAGE_ACCURACY,
     "forward_transfer": published.FORWARD_TRANSFER,
     "backward_transfer": published.BACKWARD_TRANSFER,
 }
 
 
-def by_method(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
-    """A row a method, and for each benchmark what was measured and what the paper reports."""
-    return _pivot(kept, needed, "method", method_title, lambda runs: benchmark_title(runs.benchmark))
-
-
-def by_benchmark(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
-    """A row a benchmark, and for each method what was measured and what the paper reports."""
-    return _pivot(kept, needed, "benchmark", lambda runs: benchmark_title(runs.benchmark), method_title)
-
-
-def _pivot(
-    kept: ResultsFolder,
-    needed: Sequence[Required],
-    name: str,
-    down: Callable[[Required], str],
-    across: Callable[[Required], str],
+def pivot(
+    kept: ResultsFolder, runs: Sequence[Required], down: Side, show: Sequence[Metric], separate: Sequence[Required]
 ) -> Table:
-    cells = {(down(runs), across(runs)): runs for runs in needed}
-    columns = list(dict.fromkeys(column for _, column in cells))
-    rows = []
-    for row in dict.fromkeys(row for row, _ in cells):
-        of_row = [cells.get((row, column)) for column in columns]
-        rows.append([row, *(text for runs in of_row for text in _beside(kept, runs, "average_accuracy", None))])
-    return Table([name, *(head for column in columns for head in _heads(column))], rows)
+    """One row per method or benchmark; as columns the other of the two, or, if several are shown, the metrics.
 
-
-def transfer(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
-    """Forward and backward transfer of FROMP, a row a benchmark."""
-    shown = [runs for runs in needed if runs.method == "fromp"]
-    return _metrics(kept, needed, "benchmark", {benchmark_title(runs.benchmark): runs for runs in shown}, _TRANSFER)
-
-
-def all_metrics(kept: ResultsFolder, needed: Sequence[Required]) -> Table:
-    """Accuracy and transfer, a row a method."""
-    names: dict[str, Metric] = {"average accuracy": "average_accuracy", **_TRANSFER}
-    return _metrics(kept, needed, "method", {method_title(runs): runs for runs in needed}, names)
-
-
-_TRANSFER: dict[str, Metric] = {"forward transfer": "forward_transfer", "backward transfer": "backward_transfer"}
-
-
-def _heads(column: str) -> tuple[str, ...]:
-    return column, "deviation", "seeds", "paper"
-
-
-def _metrics(
-    kept: ResultsFolder, needed: Sequence[Required], what: str, shown: dict[str, Required], names: Mapping[str, Metric]
-) -> Table:
-    alone = {runs.benchmark: runs for runs in needed if runs.method == "separate"}
+    `separate` are the networks trained on each task alone, which forward transfer is measured against.
+    """
+    alone = {required.benchmark: required for required in separate}
+    cells: dict[str, dict[str, Sequence[str]]] = {}
+    for required in runs:
+        titles = {"method": method_title(required), "benchmark": benchmark_title(required.benchmark)}
+        row = cells.setdefault(titles.pop(down), {})
+        (other,) = titles.values()
+        for metric in show:
+            column = other if len(show) == 1 else metric.replace("_", " ")
+            row[column] = _cells(kept, required, metric, alone.get(required.benchmark))
+    columns = dict.fromkeys(column for row in cells.values() for column in row)
+    heads = [head for column in columns for head in (column, "deviation", "seeds", "paper")]
     rows = [
-        [title, *(t for name in names.values() for t in _beside(kept, runs, name, alone.get(runs.benchmark)))]
-        for title, runs in shown.items()
+        [title, *(text for column in columns for text in row.get(column, [""] * 4))] for title, row in cells.items()
     ]
-    return Table([what, *(head for name in names for head in _heads(name))], rows)
+    return Table([down, *heads], rows)
 
 
-def _beside(kept: ResultsFolder, runs: Required | None, name: Metric, separate: Required | None) -> tuple[str, ...]:
+def _cells(kept: ResultsFolder, required: Required, metric: Metric, separate: Required | None) -> Sequence[str]:
     """What was measured, or what it would take; and what the paper reports."""
-    if runs is None or (runs.method in LEARN_APART and name != "average_accuracy"):
-        return ("",) * len(_heads(""))
-    found = measured(kept, runs, name, separate)
-    reported = printed(REPORTED[name].get((runs.benchmark, runs.method)))
-    if found is None:
-        needed = [runs, separate] if name == "forward_transfer" and separate else [runs]
-        seconds = sum(kept.state(one).seconds for one in needed if kept.experiment(one) is None)
-        return f"not run: {about(seconds)}" if seconds else "", "", "", reported
-    return percent(found), deviation(found), f"{found.n}", reported
+    if required.method in LEARN_APART and metric != "average_accuracy":
+        return [""] * 4
+    found = measured(kept, required, metric, separate)
+    reported = REPORTED[metric].get((required.benchmark, required.method))
+    paper = "" if reported is None else str(reported)
+    if found is not None:
+        return percent(found), deviation(found), f"{found.n}", paper
+    needed = [required, *([separate] if separate and metric == "forward_transfer" else [])]
+    missing = [kept.state(one) for one in needed if kept.experiment(one) is None]
+    seconds = total(missing)
+    return "not run" if seconds is None else f"not run: {about(seconds)}" if missing else "", "", "", paper
 
 
-def measured(kept: ResultsFolder, runs: Required, name: Metric, separate: Required | None) -> Summary | None:
-    """A number over the finished seeds; None where it says nothing."""
-    found = kept.experiment(runs)
-    if found is not None and name == "forward_transfer":
+def measured(
+    kept: ResultsFolder, required: Required, metric: Metric, separate: Required | None = None
+) -> Summary | None:
+    """A number over the finished seeds; None if there are none."""
+    found = kept.experiment(required)
+    if found is not None and metric == "forward_transfer":
         found = found.with_forward_transfer(None if separate is None else kept.experiment(separate))
-    return None if found is None else found.summary(name)
+    return None if found is None else found.summary(metric)
 
 
-def printed(reported: published.Reported | None) -> str:
-    """As the paper has it."""
-    return "" if reported is None else str(reported)
-
-
-def method_title(runs: Required) -> str:
+def method_title(required: Required) -> str:
     """As the paper calls it, which has other names for some methods on the toy."""
-    titles = published.TOY_TITLES if runs.benchmark.startswith("toy") else published.METHOD_TITLES
-    return titles.get(runs.method, runs.method)
+    titles = published.TOY_TITLES if required.benchmark.startswith("toy") else published.METHOD_TITLES
+    return titles.get(required.method, required.method)
 
 
 def benchmark_title(benchmark: str) -> str:
