@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import shutil
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -191,6 +192,20 @@ def test_unfinished_seeds_are_left_out_and_told(out):
     assert "One seed." in found.text
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_only_the_last_task_was_trained_there_is_a_matrix_and_no_history(out, tmp_path):
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    change(out, runs=[{**one, "accuracy": [None, one["accuracy"][-1]]} for one in runs])
+    found = page(out)
+    assert "Accuracy matrix" in found.text
+    for missing in ("Accuracy over time", "Forgetting", "Backward transfer"):
+        assert missing not in found.text
+    both = tmp_path / "both"
+    for name in ("one", "other"):
+        shutil.copytree(out, both / name)
+    assert "As tasks come" in page(both).text
+
+
 def test_nothing_learned_yet(out):
     change(out, runs=[{"seed": 0, "accuracy": [], "seconds": 0, "tasks": 2}], summary={})
     assert "No task has been learned yet." in page(out).text
@@ -357,6 +372,27 @@ def test_in_a_browser_the_slider_moves_tables_sort_and_nothing_overflows(out, tm
     assert found == {"pictures": 2, "stage": True, "up": ["0", "1"], "down": ["1", "0"], "beyond": [], "overflow": 0}
 
 
+LAST_COLUMN = """
+const table = inside.querySelector("table.sortable"), buttons = [...table.querySelectorAll("th button")];
+found.orders = [buttons.at(-1), buttons.find(button => button.textContent === "backward transfer")].map(button => {
+  button.click();
+  return [...table.tBodies[0].rows].map(row => row.cells[0].textContent);
+});
+"""
+
+
+@needs_browser
+def test_in_a_browser_times_sort_by_length_and_signs_count(out, tmp_path):
+    both = tmp_path / "both"
+    runs = json.loads((out / "results.json").read_text())["runs"]
+    for name, seconds, lost in (("b", 50, 0.0625), ("c", 7200, 0.125), ("a", 90, -0.0625)):
+        shutil.copytree(out, both / name)
+        matrix = [[0.5], [0.5 - lost, 0.75]]
+        change(both / name, runs=[{**one, "seconds": seconds, "accuracy": matrix} for one in runs])
+    found = look(report.write(both), tmp_path, 1200, LAST_COLUMN)
+    assert found["orders"] == [["b", "a", "c"], ["c", "b", "a"]]
+
+
 @needs_browser
 @pytest.mark.parametrize("width", [380, 1200])
 def test_in_a_browser_a_comparison_and_a_gallery_do_not_overflow(out, tmp_path, width):
@@ -369,3 +405,14 @@ def test_in_a_browser_a_comparison_and_a_gallery_do_not_overflow(out, tmp_path, 
     assert found["beyond"] == []
     assert found["overflow"] == 0
     assert sorted(found["up"]) == ["a-method-with-a-long-name", "another"]
+
+
+def test_every_template_is_in_the_wheel():
+    """Whatever lies in the package and is not Python is named in pyproject.toml."""
+    root = Path(__file__).parents[3]
+    wanted = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["fromp"]
+    package = root / "src" / "fromp"
+    packed = {path for pattern in wanted for path in package.glob(pattern)}
+    others = {path for path in package.rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert len(list(package.rglob("*.html"))) == 4
+    assert others <= packed

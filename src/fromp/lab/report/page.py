@@ -16,10 +16,9 @@ from fromp.lab.report.figures import accuracy, statistic
 from fromp.lab.report.figures.plane import decision_boundary
 from fromp.lab.report.figures.style import MEMORY
 from fromp.lab.results import published
-from fromp.lab.results.format import as_csv, duration, percent
-from fromp.lab.results.metrics import Summary, summarise
+from fromp.lab.results.format import Table, as_csv, duration, percent, points, results_table
 from fromp.lab.results.published import Reported
-from fromp.lab.results.record import Experiment, Metric
+from fromp.lab.results.record import COMPUTED, Experiment, Metric
 from fromp.lab.results.store import HEADS
 
 PICTURE_DPI = 170  # of a boundary on its own; beside others it is shown at half the size
@@ -27,7 +26,6 @@ OF_A_STEP = "A task's time over its steps, the work at its end and the tests inc
 TRANSFERS: dict[Metric, Mapping[tuple[str, str], Reported]] = {
     "backward_transfer": published.BACKWARD_TRANSFER, "forward_transfer": published.FORWARD_TRANSFER, "forgetting": {}
 }  # fmt: skip
-Cell = tuple[object, object]  # its text, and the number it sorts by; None to sort by the text
 Values = dict[str, Any]
 
 
@@ -38,13 +36,6 @@ class Chart(NamedTuple):
     caption: str
     picture: str  # its address
     label: str  # for those who cannot see it
-
-
-class Grid(NamedTuple):
-    """A table that can be sorted."""
-
-    heads: list[str]
-    rows: list[list[Cell]]
 
 
 def fill(template: str, **values: Any) -> str:
@@ -70,8 +61,9 @@ def render(experiments: Sequence[Experiment], out: Path) -> str:
         "report.html", several=several, panel="20rem" if several else "100%",
         title=f"{names} on {', '.join(benchmarks)}",
         headline=f"{len(experiments)} runs on {', '.join(benchmarks)}" if several else single,
-        lead=lead[:1].upper() + lead[1:], notes=_notes(experiments), tiles=[] if several else _tiles(experiments[0]),
-        comparison=_comparison(beside) if several else None, comparison_charts=list(_comparison_charts(beside)),
+        lead=lead[:1].upper() + lead[1:], notes=_notes(experiments),
+        tiles=[] if several else list(_tiles(experiments[0])),
+        comparison=results_table(beside) if several else None, comparison_charts=list(_comparison_charts(beside)),
         **_planes(learned),
         accuracy=[{"title": _of("Accuracy", one, several), "charts": list(_charts(one, several))} for one in learned],
         detection=[
@@ -113,7 +105,7 @@ def _tiles(one: Experiment) -> Iterator[Values]:
     }  # fmt: skip
     for metric, source in sources.items():
         if summary := one.summary(metric):
-            mean, _, spread = _percent(summary).partition(" ± ")
+            mean, _, spread = _minus(percent(summary)).partition(" ± ")
             below = f"standard error, {summary.n} seeds" if summary.n > 1 else "one seed"
             lines = [below, _paper_note(source.get((one.benchmark, one.method)))]
             unit = f" ± {spread} %" if spread else " %"
@@ -132,25 +124,6 @@ def _with_transfer(one: Experiment, among: Sequence[Experiment]) -> Experiment:
     """With its forward transfer, if the networks trained on each task alone are on the same page."""
     alone = [other for other in among if (other.benchmark, other.method) == (one.benchmark, "separate")]
     return one.with_forward_transfer(alone[0]) if alone and one.method != "separate" else one
-
-
-def _comparison(experiments: Sequence[Experiment]) -> Grid:
-    shown = [metric for metric in TRANSFERS if any(one.summary(metric) for one in experiments)]
-    rows: list[list[Cell]] = []
-    for one in experiments:
-        reported, seconds = published.AVERAGE_ACCURACY.get((one.benchmark, one.method)), one.summary("seconds")
-        rows.append(
-            [
-                (one.name, None),
-                _cell(one.summary("average_accuracy")),
-                ("", "") if reported is None else (_minus(str(reported)), reported.mean),
-                *(_cell(one.summary(metric)) for metric in shown),
-                (len(one.finished), len(one.finished)),
-                ("", "") if seconds is None else (duration(seconds.mean), seconds.mean),
-            ]
-        )
-    heads = ["method", "average accuracy", "paper", *map(_words, shown), "seeds", "time per seed"]
-    return Grid(heads, rows)
 
 
 def _comparison_charts(experiments: Sequence[Experiment]) -> Iterator[Chart]:
@@ -258,22 +231,20 @@ def _gallery(one: Experiment, several: bool) -> Values | None:
     }  # fmt: skip
 
 
-def _seeds(experiments: Sequence[Experiment]) -> Grid:
-    several = len(experiments) > 1
-    unfinished = any(len(one.finished) < len(one.seeds) for one in experiments)
-    heads = ["seed", "average accuracy", "backward transfer", "forgetting", "time"]
-    rows: list[list[Cell]] = [
+def _seeds(experiments: Sequence[Experiment]) -> Table:
+    rows = [
         [
-            *([(one.name, None)] * several),
-            (seed.seed, seed.seed),
-            *map(_points, (seed.average_accuracy, seed.backward_transfer, seed.forgetting)),
-            (duration(seed.seconds), seed.seconds),
-            *([(f"{len(seed.accuracy)} of {seed.tasks or '?'}", len(seed.accuracy))] * unfinished),
+            one.name, f"{seed.seed}",
+            *("" if value is None else points(value) for value in (getattr(seed, metric) for metric in COMPUTED)),
+            duration(seed.seconds), f"{len(seed.accuracy)} of {seed.tasks or '?'}",
         ]
         for one in experiments
         for seed in one.seeds
-    ]
-    return Grid(["method"] * several + heads + ["tasks"] * unfinished, rows)
+    ]  # fmt: skip
+    heads = ["method", "seed", *map(_words, COMPUTED), "time", "tasks"]
+    unfinished = any(len(one.finished) < len(one.seeds) for one in experiments)
+    shown = slice(0 if len(experiments) > 1 else 1, None if unfinished else -1)
+    return Table(heads[shown], [row[shown] for row in rows])
 
 
 def _facts(by_name: Mapping[str, Mapping[str, Any]], bold: set[str]) -> Iterator[Values]:
@@ -289,18 +260,6 @@ def _link(one: Experiment, out: Path) -> dict[str, str]:
     rows = as_csv([HEADS, *one.cells()]) if one.seeds else ""
     where = quote(one.path.relative_to(out).joinpath("results.json").as_posix())
     return {"name": one.name, "address": where, "csv": rows and embed.address("text/csv", rows.encode())}
-
-
-def _cell(summary: Summary | None) -> Cell:
-    return ("", "") if summary is None else (_percent(summary), summary.mean)
-
-
-def _points(fraction: float | None) -> Cell:
-    return ("–", "") if fraction is None else (_percent(summarise([fraction])), fraction)
-
-
-def _percent(summary: Summary | None) -> str:
-    return _minus(percent(summary))
 
 
 def _minus(text: str) -> str:

@@ -5,13 +5,13 @@ import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from rich.table import Table as RichTable
 
 from fromp.foundation import storage
 from fromp.lab.results.metrics import Matrix, Summary
-from fromp.lab.results.record import Experiment, Metric
+from fromp.lab.results.published import AVERAGE_ACCURACY
+from fromp.lab.results.record import Experiment
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,23 @@ def about(seconds: float) -> str:
 
 
 def results_table(experiments: Sequence[Experiment], names: Sequence[str] | None = None) -> Table:
-    """One row per experiment: accuracy, the transfers that are known, seeds and seconds."""
-    transfers: list[Metric] = [
-        metric for metric in get_args(Metric)[1:3] if any(experiment.summary(metric) for experiment in experiments)
-    ]
-    heads = ["", "average accuracy", *(metric.replace("_", " ") for metric in transfers), "seeds", "seconds per seed"]
+    """One row per experiment: accuracy beside the paper's, transfers and forgetting where known, seeds and time."""
     rows = []
-    for name, experiment in zip(names or [one.name for one in experiments], experiments, strict=True):
-        seconds = experiment.summary("seconds")
+    for name, one in zip(names or [one.name for one in experiments], experiments, strict=True):
+        seconds, reported = one.summary("seconds"), AVERAGE_ACCURACY.get((one.benchmark, one.method))
         rows.append(
             [
-                name,
-                percent(experiment.summary("average_accuracy")),
-                *(percent(experiment.summary(metric)) for metric in transfers),
-                f"{len(experiment.finished)}",
-                "" if seconds is None else f"{seconds.mean:.0f}",
+                name, percent(one.summary("average_accuracy")), "" if reported is None else str(reported),
+                percent(one.summary("backward_transfer")), percent(one.summary("forward_transfer")),
+                percent(one.summary("forgetting")), f"{len(one.finished)}", duration(seconds.mean) if seconds else "",
             ]
-        )
-    return Table(heads, rows)
+        )  # fmt: skip
+    heads = (
+        "method", "average accuracy", "paper", "backward transfer", "forward transfer", "forgetting", "seeds",
+        "time per seed",
+    )  # fmt: skip
+    shown = [column for column in range(len(heads)) if column < 2 or any(row[column] for row in rows)]
+    return Table([heads[column] for column in shown], [[row[column] for column in shown] for row in rows])
 
 
 def matrix_table(accuracy: Matrix) -> Table:
