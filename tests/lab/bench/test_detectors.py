@@ -8,7 +8,7 @@ import pytest
 from fromp.foundation.errors import FrompError
 from fromp.lab.bench import detectors
 from fromp.lab.cli import main
-from fromp.lab.report import figures
+from fromp.lab.report.figures import statistic
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_river_is_optional(monkeypatch):
 def test_the_figure_marks_what_was_found():
     import numpy as np
 
-    figure = figures.boundaries(np.sin(np.arange(500.0)), "a statistic", [200, 400], [200])
+    figure = statistic.boundaries(np.sin(np.arange(500.0)), "a statistic", [200, 400], [200])
     (axes,) = figure.axes
     assert [line.get_xdata()[0] for line in axes.lines[1:]] == [200, 400]
     assert axes.collections[-1].get_offsets().tolist() == [[200.0, np.sin(200.0)]]
