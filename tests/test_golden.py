@@ -8,7 +8,7 @@ import json
 import golden
 import pytest
 
-from fromp.lab.methods.registry import METHODS
+from fromp.lab.methods import METHODS
 
 RUNS = json.loads((golden.KEPT / "runs.json").read_text())
 SLOW = {"toy/vcl-memorable"}  # it learns a whole toy with FROMP first; `tools/golden.py compare` runs it

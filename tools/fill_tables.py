@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,18 @@ from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
 from fromp.lab.bench import detectors
 from fromp.lab.bench.table import table as bench_table
-from fromp.lab.benchmarks.catalogue import Settings, as_text, settings_for
-from fromp.lab.methods.registry import METHODS
+from fromp.lab.benchmarks.networks import MLP
+from fromp.lab.benchmarks.streams import StreamOptions
+from fromp.lab.benchmarks.training import Training
+from fromp.lab.methods import METHODS
 from fromp.lab.paper.exhibits import EXHIBITS
 from fromp.lab.paper.required import ResultsFolder
 from fromp.lab.results import metrics, published, selection
 from fromp.lab.results.format import Table, about, deviation, percent
+from fromp.lab.results.plan import Found, FoundByWelch, Given, Plan
 from fromp.lab.results.record import Experiment
 from fromp.lab.results.store import find
+from fromp.lab.settings import Described, as_text, described
 
 MARK = re.compile(r"<!-- table: (.+?) -->\n")
 END = "<!-- end -->"
@@ -153,7 +157,7 @@ def curve(results: Path, exhibit: str, setting: str) -> str:
     kept, cells = ResultsFolder(results), {}
     for required in EXHIBITS[exhibit].needed:
         if found := _summary(kept.experiment(required)):
-            cells[getattr(required.settings, setting), required.method] = f"{found[0]} ({found[2]})"
+            cells[required.plan.flat()[setting], required.method] = f"{found[0]} ({found[2]})"
     methods = list(dict.fromkeys(method for _, method in cells))
     rows = [[as_text(v), *(cells.get((v, m), "–") for m in methods)] for v in sorted({value for value, _ in cells})]
     return Table([f"`{setting}`", *(f"`{method}`" for method in methods)], rows).markdown()
@@ -175,19 +179,22 @@ def exhibits(results: Path) -> str:
 
 
 def settings(results: Path) -> str:
-    """Every setting, what it is, and its default."""
-    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(Settings), re.MULTILINE))
-    rows = [
-        [f"`{field.name}`", comments[field.name], "" if field.default in (MISSING, ()) else as_text(field.default)]
-        for field in fields(Settings)
-    ]
-    return Table(["setting", "what it is", "unless a preset says otherwise"], rows).markdown(numbers=False)
+    """Every setting, who has it, what it is, and its default."""
+    owners: list[tuple[str, type]] = [("all methods", part) for part in (StreamOptions, Training, Given)]
+    owners += [("benchmarks with an MLP", MLP), *((f"`{name}`", card.settings) for name, card in METHODS.items())]
+    owners += [("task-free runs", Found), ("task-free runs", FoundByWelch)]
+    of: dict[Described, list[str]] = {}
+    for owner, part in owners:
+        for setting in described(part):
+            of.setdefault(setting, []).append(owner)
+    rows = [[f"`{s.name}`", ", ".join(dict.fromkeys(of[s])), s.meaning, s.default] for s in of if s.meaning]
+    return Table(["setting", "of", "what it is", "unless a preset says otherwise"], rows).markdown(numbers=False)
 
 
 def presets(results: Path) -> str:
     """What a user of FROMP has to choose, as the presets have it."""
-    names = ("tau", "memory", "prior_precision", "jitter", "lr", "batch_size", "epochs", "schedule", "clip")
-    rows = [[f"`{b}`", *(as_text(asdict(settings_for(b, {}))[name]) for name in names)] for b in PAPERS]
+    names = ("tau", "memory", "prior_precision", "jitter", "lr", "batch_size", "epochs", "schedule", "clip_norm")
+    rows = [[f"`{b}`", *(as_text(Plan.of(b, "fromp").flat()[name]) for name in names)] for b in PAPERS]
     return Table(["benchmark", *(f"`{name}`" for name in names)], rows).markdown()
 
 
@@ -195,7 +202,10 @@ def methods(results: Path) -> str:
     """What differs between each method's presets and FROMP's."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for method in METHODS:
-        changes = tuple(_differences(asdict(settings_for(b, {})), asdict(settings_for(b, {}, method))) for b in PAPERS)
+        defaults = {field.name: field.default for field in fields(METHODS[method].settings)}
+        changes = tuple(
+            _differences({**defaults, **Plan.of(b, "fromp").flat()}, Plan.of(b, method).flat()) for b in PAPERS
+        )
         if any(changes):
             alike.setdefault(changes, []).append(f"`{method}`")
     rows = [[", ".join(names), *changes] for changes, names in alike.items()]
@@ -273,7 +283,7 @@ def _experiment(path: Path) -> Experiment | None:
 
 def _title(benchmark: str, method: str) -> str:
     """A method's name, and whether it gets more information than the others."""
-    told = benchmark in ONE_HEAD and method in METHODS and METHODS[method].told
+    told = benchmark in ONE_HEAD and method in METHODS and METHODS[method].needs_task_at_test
     return f"`{method}`, given the task label" if told else f"`{method}`"
 
 
@@ -290,7 +300,7 @@ def _printed(reported: published.Reported | None) -> str:
 
 
 def _changed(found: Experiment | None) -> str:
-    return ", ".join(f"`{name}={as_text(found.settings[name])}`" for name in found.changed()) if found else ""
+    return ", ".join(f"`{name}={as_text(value)}`" for name, value in found.changed().items()) if found else ""
 
 
 if __name__ == "__main__":

@@ -29,13 +29,14 @@ METHODS = (
     "fromp", "fromp-l2", "frorp", "frorp-l2", "ewc", "dlp", "si", "vcl", "vcl-coreset", "vcl-memorable",
     "functional-l2", "replay", "der++", "frcl-random", "frcl-trace", "finetune", "separate", "joint",
 )  # fmt: skip
-QUICK = {"coreset_epochs": 20, "search": 20}
-TOY = {"tasks": 3, "epochs": 2, **QUICK}  # three tasks: the last one is learned with two in the past
-DIGITS = {"tasks": 2, "epochs": 3, **QUICK}
+# What a few methods have beside, made quick.
+QUICK = {"vcl-coreset": {"coreset_epochs": 20}, "vcl-memorable": {"coreset_epochs": 20}, "frcl-trace": {"search": 20}}
+TOY = {"tasks": 3, "epochs": 2}  # three tasks: the last one is learned with two in the past
+DIGITS = {"tasks": 2, "epochs": 3}
 # By name: the benchmark, the method, and the settings that are not the preset's.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    **{f"toy/{method}": ("toy", method, TOY) for method in METHODS},
-    **{f"split-digits/{method}": ("split-digits", method, DIGITS) for method in METHODS},
+    **{f"toy/{method}": ("toy", method, TOY | QUICK.get(method, {})) for method in METHODS},
+    **{f"split-digits/{method}": ("split-digits", method, DIGITS | QUICK.get(method, {})) for method in METHODS},
     "permuted-digits/fromp": ("permuted-digits", "fromp", DIGITS),
     "toy/fromp/one-past-task-per-step": ("toy", "fromp", {**TOY, "tasks_per_step": 1}),
     "toy/fromp/memory-5": ("toy", "fromp", {**TOY, "memory": 5}),  # tau grows with fewer points
@@ -66,12 +67,12 @@ class Learned(NamedTuple):
 def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) -> Learned:
     """One run of a case."""
     from fromp.derivatives.model import evaluating
-    from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
+    from fromp.lab.benchmarks.catalogue import BENCHMARKS
     from fromp.lab.engine.run import run_of
     from fromp.lab.results.plan import Plan
 
-    plan = Plan(benchmark, method, settings_for(benchmark, changes, method))
-    losses: Losses = [[] for _ in range(plan.settings.tasks)]
+    plan = Plan.of(benchmark, method, **changes)
+    losses: Losses = [[] for _ in range(plan.stream.tasks)]
 
     run = run_of(plan, BENCHMARKS[benchmark], SEED, folder)
     for progress in run.learn():
@@ -87,11 +88,10 @@ def learn(benchmark: str, method: str, changes: dict[str, Any], folder: Path) ->
 
 
 def settings() -> dict[str, Case]:
-    """Of each kept result: what differs from today's preset, as recorded then, and the average accuracy.
+    """Of each kept result: what differs from today's preset, and the average accuracy.
 
     Settings that were tried stand in selection.json, under the name of the folder that they were learned in.
     """
-    from fromp.lab.benchmarks.catalogue import settings_for
     from fromp.lab.results import selection
     from fromp.lab.results.plan import Plan
     from fromp.lab.results.store import find
@@ -102,8 +102,8 @@ def settings() -> dict[str, Case]:
         every |= {file.parent / "selection" / kept.name: kept for kept in selection.read(file)}
     found = {}
     for path, kept in sorted(every.items()):
-        plan = Plan(kept.benchmark, kept.method, settings_for(kept.benchmark, {}, kept.method))
-        changed = {key: kept.settings[key] for key in plan.differences(kept.plan)}
+        changes, preset = Plan.changes(kept.plan), Plan.of(kept.benchmark, kept.method)
+        changed = {key: changes[key] for key in preset.differences(kept.plan)}
         accuracy = kept.summary("average_accuracy")
         assert accuracy is not None
         found[str(path.relative_to(results))] = {

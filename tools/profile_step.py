@@ -22,7 +22,8 @@ from fromp.foundation import storage
 from fromp.lab.bench.cases import POINTS, SETTINGS, THREADS
 from fromp.lab.bench.steps import fromp_step, plain_step
 from fromp.lab.bench.timing import interleaved
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
+from fromp.lab.benchmarks.training import Training
 from fromp.lab.engine.threads import keep_memory
 from fromp.lab.results.environment import environment
 
@@ -118,14 +119,15 @@ def split_cifar_cost(steps: list[dict[str, Any]], curvature: list[dict[str, Any]
 
     Put together from the parts measured in this run: the steps of each task, the scores, the GGN and the kernels.
     """
-    settings = BENCHMARKS["split-cifar"].settings
+    benchmark = BENCHMARKS["split-cifar"]
+    settings = benchmark.training
     rows = {row["past_tasks"]: row["seconds"] for row in steps if row["network"] == "cnn"}
     (once,) = [row for row in curvature if row["network"] == "cnn"]
     samples = {past: settings.batch_size + past * POINTS for past in rows}
     plain = statistics.median(seconds["plain"] / samples[past] for past, seconds in rows.items())
     images, stepping, ending = 0, 0.0, 0.0
-    for past in range(settings.tasks):
-        seen = images_of(settings, past, settings.memory)
+    for past in range(benchmark.tasks):
+        seen = images_of(settings, past, benchmark.memory)
         images += seen
         stepping += seen * (rows[past]["fromp"] / samples[past] if past else plain)
         ending += examples_of(past) / once["examples"] * (once["seconds"]["scores"] + once["seconds"]["ggn"])
@@ -138,7 +140,7 @@ def examples_of(past: int) -> int:
     return 5_000 if past else 50_000
 
 
-def images_of(settings: Settings, past: int, memory: int) -> int:
+def images_of(settings: Training, past: int, memory: int) -> int:
     """That the steps of a task of Split CIFAR look at, with so many of each past task in each step."""
     steps_an_epoch = -(-examples_of(past) // settings.batch_size)
     return settings.epochs * (examples_of(past) + steps_an_epoch * past * memory)

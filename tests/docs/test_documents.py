@@ -10,10 +10,11 @@ import pytest
 from fill_tables import MARK, documents, table, update
 
 from fromp.foundation.errors import FrompError
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, RELEASED_TOY, as_json, settings_for
-from fromp.lab.methods.registry import METHODS
+from fromp.lab.benchmarks.catalogue import BENCHMARKS, RELEASED_TOY
+from fromp.lab.methods import METHODS
 from fromp.lab.paper.exhibits import EXHIBITS
 from fromp.lab.results import selection
+from fromp.lab.results.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 MACHINE_PATH = re.compile(r"(?<![\w.~/])/(?:work|root|home|tmp|Users|mnt|var|opt)/\w")
@@ -25,8 +26,7 @@ def write_results(root, benchmark, name, accuracies, method="fromp", **changes):
         {"seed": seed, "accuracy": [[accuracy]], "average_accuracy": accuracy, "seconds": 21.0, "tasks": 1}
         for seed, accuracy in enumerate(accuracies)
     ]
-    settings = as_json(settings_for(benchmark, changes, method))
-    found = {"benchmark": benchmark, "method": method, "settings": settings, "environment": {}, "runs": runs}
+    found = {**Plan.of(benchmark, method, **changes).as_json(), "environment": {}, "runs": runs}
     path = root / "results" / benchmark / name
     path.mkdir(parents=True, exist_ok=True)
     (path / "results.json").write_text(json.dumps({**found, "summary": {}}))
@@ -205,4 +205,5 @@ def test_tables_of_one_head_mark_exactly_the_methods_that_are_told_the_task():
         heads = BENCHMARKS[name].stream(0).task(0).head
         assert (heads is None) == (name in fill_tables.ONE_HEAD)
         marked = {method for method in METHODS if "task label" in fill_tables._title(name, method)}
-        assert marked == ({method for method, entry in METHODS.items() if entry.told} if heads is None else set())
+        told = {method for method, card in METHODS.items() if card.needs_task_at_test}
+        assert marked == (told if heads is None else set())

@@ -449,7 +449,7 @@ def test_a_manifest_with_a_list_of_files(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--memory", "0"], "memory=0"),
+        (["--memory", "0"], "memory must be at least 1 (got 0)"),
         (["--out", "file"], "file"),
         (["--out", "file/below"], "file"),
         (["--seed", str(10**30)], "seed"),
@@ -464,7 +464,7 @@ def test_arguments_that_end_in_an_error_of_ours(arguments, message, tmp_path, mo
 
 def test_no_penalty_still_learns_when_gradients_are_clipped(tmp_path):
     arguments = ["run", "toy", "--tasks", "1", "--epochs", "2", "--quiet", "--out", str(tmp_path)]
-    assert main([*arguments, "--set", "tau=0", "--set", "clip=1"]) == 0
+    assert main([*arguments, "--set", "tau=0", "--set", "clip_norm=1"]) == 0
     assert json.loads((tmp_path / "results.json").read_text())["runs"][0]["average_accuracy"] > 0.9
 
 

@@ -14,7 +14,7 @@ from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
 from fromp.foundation.state import flatten
 from fromp.gp import ggn_diagonal
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.cli import main
 from fromp.lab.engine.run import run_of
 from fromp.lab.methods.bounds import Joint
@@ -375,8 +375,8 @@ SETTINGS = {"tasks": 3, "epochs": 3, "schedule": "constant"}
 
 @pytest.mark.parametrize("boundaries", ["calibrated", "welch"])
 def test_a_run_taken_up_again_ends_where_it_would_have(tmp_path, boundaries):
-    settings = settings_for("permuted-digits", {**SETTINGS, "boundaries": boundaries, "threshold": 0.9})
-    plan = Plan("permuted-digits", "fromp", settings)
+    threshold = {"threshold": 0.9} if boundaries == "welch" else {}
+    plan = Plan.of("permuted-digits", "fromp", boundaries=boundaries, **SETTINGS, **threshold)
 
     def learn(path, deaths):
         for last in [*deaths, None]:
@@ -428,7 +428,7 @@ def test_the_command_line(tmp_path, chosen, detector, misses):
         (["permuted-digits", "--task-free", "--set", "schedule=linear-decay"], "use schedule=constant"),
         (["permuted-digits", "--task-free", "--method", "joint"], "joint must be told when a task begins"),
         (["permuted-digits", "--task-free", "--set", "boundaries=welsh"], "did you mean 'welch'?"),
-        (["permuted-digits", "--task-free", "--set", "false_alarm=2"], "it must be in (0, 1)"),
+        (["permuted-digits", "--task-free", "--set", "false_alarm=2"], "false_alarm must be less than 1 (got 2)"),
         (["permuted-digits", "--task-free", "--set", "reservoir=20"], "at least memory=50"),
         (["permuted-digits", "--task-free", "--set", "boundaries=given"], "contradict each other"),
     ],

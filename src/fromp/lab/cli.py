@@ -80,11 +80,12 @@ BenchmarkName = Annotated[
     str, Parameter(help="A benchmark of `fromp list`.", completer=_names_in("benchmarks.catalogue", "BENCHMARKS"))
 ]
 MethodName = Annotated[
-    str, Parameter(metavar="NAME", help="A method of `fromp list`.", completer=_names_in("methods.registry", "METHODS"))
+    str, Parameter(metavar="NAME", help="A method of `fromp list`.", completer=_names_in("methods", "METHODS"))
 ]
 ExhibitName = Annotated[str, Parameter(name="TABLE-OR-FIGURE", completer=_names_in("paper.exhibits", "EXHIBITS"))]
 DatasetName = Annotated[str, Parameter(completer=_names_in("data", "DATASETS"))]
 Names = Annotated[str, Parameter(metavar="A,B,C")]
+Plugins = Annotated[tuple[Path, ...], Parameter(metavar="FILE.py")]
 Folder = Annotated[Path, Parameter(metavar="DIR")]
 Count = Annotated[PositiveInt, Parameter(metavar="N")]
 Jobs = Annotated[PositiveInt, Parameter(metavar="J")]
@@ -107,6 +108,8 @@ class Learning:
     """Epochs per task."""
     set: Annotated[list[str], Parameter(metavar="KEY=VALUE")] = field(default_factory=list)
     """Change a setting (docs/lab/commands.md lists them); repeatable."""
+    plugin: Plugins = ()
+    """Load methods or benchmarks of your own from a file (docs/lab/adding.md); repeatable."""
     jobs: Jobs = 1
     """Seeds learned at once, each in a process."""
     first_task: Folder | None = None
@@ -133,27 +136,30 @@ class Learning:
             self.ray,
         )  # fmt: skip
 
-    def plan(self, benchmark: str, method: str, task_free: bool = False) -> "Plan":
-        from fromp.lab.benchmarks.catalogue import parse_setting, require_known, settings_for
-        from fromp.lab.methods.registry import METHODS
-        from fromp.lab.results.plan import Plan
+    def changes(self, task_free: bool = False) -> dict[str, Any]:
+        """The settings that are given, as text where --set gives them; loads the plug-ins first."""
+        from fromp.lab import plugins
+        from fromp.lab.results.plan import parse_setting
 
-        require_known("method", method, METHODS)
-        changes = dict(parse_setting(text) for text in self.set)
+        plugins.load(self.plugin)
+        changes: dict[str, Any] = dict(parse_setting(text) for text in self.set)
         if task_free:
             changes = {"boundaries": "calibrated", "schedule": "constant", **changes}  # a decay needs to know the end
             if changes["boundaries"] == "given":
                 raise FrompError("--task-free and boundaries=given contradict each other; give one of them.")
-        changes |= {key: value for key in ("memory", "tasks", "epochs") if (value := getattr(self, key)) is not None}
-        return Plan(benchmark, method, settings_for(benchmark, changes, method))
+        return changes | {key: v for key in ("memory", "tasks", "epochs") if (v := getattr(self, key)) is not None}
+
+    def plan(self, benchmark: str, method: str, task_free: bool = False) -> "Plan":
+        changes = self.changes(task_free)
+        from fromp.lab.results.plan import Plan
+
+        return Plan.of(benchmark, method, **changes)
 
     def mention_untuned(self, plan: "Plan", quiet: bool) -> None:
         """Say it on standard error if the method's strength is a default that was not chosen for the benchmark."""
-        from fromp.lab.benchmarks.catalogue import tuned
-
         given = any(text.startswith("strength=") for text in self.set)
-        if not (given or quiet or self.quiet or tuned(plan.benchmark, plan.method)):
-            says = f"the strength of {plan.method} is untuned on {plan.benchmark} (using {plan.settings.strength:g})"
+        if plan.untuned() and not (given or quiet or self.quiet):
+            says = f"the strength of {plan.method} is untuned on {plan.benchmark} (using {plan.options.strength:g})"
             way_out = f"fromp tune {plan.benchmark} --method {plan.method} --grid strength=1,10,100"
             print(f"note: {says}; try `{way_out}`.", file=sys.stderr)
 
@@ -222,11 +228,12 @@ def compare(
     from fromp.lab.engine.jobs import learn
     from fromp.lab.results import store
     from fromp.lab.results.format import results_table
+    from fromp.lab.results.plan import comparison
 
     names, console = list(dict.fromkeys(_names(methods))), PlainConsole()
     if not names:
         raise FrompError(f"--methods {methods} names no method; write --methods fromp,finetune.")
-    plans = {name: learning.plan(benchmark, name) for name in names}
+    plans = comparison(benchmark, names, learning.changes())
     out = out or Path("runs") / f"{benchmark}-comparison"
     execution = learning.execution(first_task=out / "first-task", quiet=json)
     for name in names:
@@ -263,7 +270,8 @@ def tune(
     """
     from fromp.lab.engine import tune
 
-    plans = tune.candidates(learning.plan(benchmark, method), dict(map(tune.parse_values, grid)))
+    values = dict(map(tune.parse_values, grid))
+    plans = tune.candidates(benchmark, method, learning.changes(), values)
     out = out or Path("runs") / f"{benchmark}-{method}-tuning"
     execution = learning.execution(first_task=out / "first-task")
     return tune.tune(plans, learning.chosen_seeds(), out, execution, PlainConsole())
@@ -367,7 +375,7 @@ def detect(
 
 
 @app.command(name="list", sort_key=8, synonym=("methods", "benchmarks", "ls"))
-def list_(*, json: bool = False) -> int:
+def list_(*, json: bool = False, plugin: Plugins = ()) -> int:
     """List benchmarks and methods, with what each method keeps and costs.
 
     For example:
@@ -377,15 +385,18 @@ def list_(*, json: bool = False) -> int:
 
     Args:
         json: Print them as JSON.
+        plugin: Those of a file of your own too; repeatable.
     """
+    from fromp.lab import plugins
     from fromp.lab.benchmarks.catalogue import BENCHMARKS
     from fromp.lab.engine.watch import methods_table
-    from fromp.lab.methods.registry import METHODS
+    from fromp.lab.methods import METHODS
 
+    plugins.load(plugin)
     if json:
         methods = [
-            {"name": name, "paper": entry.source, "keeps": entry.stores, "step_cost": entry.step,
-             "needs_task_at_test": entry.told} for name, entry in METHODS.items()
+            {"name": name, "paper": card.paper, "keeps": card.keeps, "step_cost": card.step_cost,
+             "needs_task_at_test": card.needs_task_at_test} for name, card in METHODS.items()
         ]  # fmt: skip
         benchmarks = [{"name": name, "title": benchmark.title} for name, benchmark in BENCHMARKS.items()]
         return _print_json({"benchmarks": benchmarks, "methods": methods})

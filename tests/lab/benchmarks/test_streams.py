@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from fromp.lab import data
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.benchmarks.streams import (
-    TOY_VARIATIONS,
-    Blobs,
     Concatenated,
     FirstTasks,
     Permuted,
@@ -17,7 +15,10 @@ from fromp.lab.benchmarks.streams import (
     one_head,
     output_a_class,
 )
+from fromp.lab.benchmarks.toy import TOY_VARIATIONS, Blobs
 from fromp.lab.data.arrays import Arrays
+from fromp.lab.engine.run import Run
+from fromp.lab.results.plan import Plan
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_cifar_is_split_into_tens_of_consecutive_classes(monkeypatch, name, firs
         return Arrays(x, y, x, y, tuple(map(str, range(classes))))
 
     monkeypatch.setattr(data, "load", load)
-    stream, model = BENCHMARKS[name].make(settings_for(name, {}), seed=0)
+    stream, model = Plan.of(name, "fromp").make(seed=0)
     assert len(stream) == len(first_classes)
     assert stream.num_outputs == model(stream.task(0).train.x).shape[1] == 10 * len(first_classes)
     for place, (task, first) in enumerate(zip(stream, first_classes, strict=True)):
@@ -145,20 +146,16 @@ def test_validation_takes_from_the_training_data_alone(images):
 
 
 def test_a_setting_asks_for_validation():
-    settings = settings_for("split-digits", {"validation": 0.2})
-    stream, _ = BENCHMARKS["split-digits"].make(settings, 0)
-    plain, _ = BENCHMARKS["split-digits"].make(settings_for("split-digits", {}), 0)
+    stream, _ = Plan.of("split-digits", "fromp", validation=0.2).make(0)
+    plain, _ = Plan.of("split-digits", "fromp").make(0)
     assert len(stream.task(0).train) + len(stream.task(0).test) == len(plain.task(0).train)
 
 
 def test_digits_forget_less_with_fromp(tmp_path):
     """The newcomer's benchmark, without any download: seconds, and clearly less forgetting than plain training."""
-    from fromp.lab.engine.run import Run
-    from fromp.lab.results.plan import Plan
-
     forgotten = {}
     for method in ("fromp", "finetune"):
-        plan = Plan("permuted-digits", method, settings_for("permuted-digits", {"tasks": 3, "epochs": 20}))
+        plan = Plan.of("permuted-digits", method, tasks=3, epochs=20)
         run = Run(plan, BENCHMARKS["permuted-digits"], 0, tmp_path / method)
         forgotten[method] = run.complete().forgetting
     assert forgotten["fromp"] < 0.5 * forgotten["finetune"]

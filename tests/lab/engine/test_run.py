@@ -23,7 +23,7 @@ from torch import nn
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError
 from fromp.foundation.state import flatten
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark, settings_for
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.benchmarks.streams import Split
 from fromp.lab.cli import main
 from fromp.lab.data.arrays import Arrays
@@ -32,16 +32,17 @@ from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit
 from fromp.lab.engine.run import Run
 from fromp.lab.engine.watch import boundaries_line
-from fromp.lab.methods.registry import METHODS
+from fromp.lab.methods import METHODS
 from fromp.lab.results import selection
-from fromp.lab.results.plan import Plan
+from fromp.lab.results.plan import Plan, comparison
 
 SHORT = ["toy", "--tasks", "3", "--epochs", "2", "--memory", "10", "--quiet"]
-PLAN = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 1, "memory": 6, "tasks_per_step": 1}))
+SETTINGS = {"tasks": 2, "epochs": 1, "memory": 6, "tasks_per_step": 1}
+PLAN = Plan.of("toy", "frorp", **SETTINGS)
 
 
-def plan(method):
-    return Plan("toy", method, PLAN.settings)
+def plan(method, **changes):
+    return comparison("toy", ["frorp", method], {**SETTINGS, **changes})[method]
 
 
 def digest(out, seed=0):
@@ -100,10 +101,9 @@ class Died(BaseException):
 def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     """Every call that puts a file in place is, once, the last thing the process does."""
     toy = BENCHMARKS["toy"]
-    short = dataclasses.replace(toy, settings=dataclasses.replace(toy.settings, epochs=1))
+    short = dataclasses.replace(toy, training=dataclasses.replace(toy.training, epochs=1))
     monkeypatch.setitem(BENCHMARKS, "toy", short)  # for a method that runs another one inside
-    few = dataclasses.replace(PLAN.settings, batch_size=1500)  # three steps a task, each saved
-    of = Plan("toy", method, few)
+    of = plan(method, batch_size=1500)  # three steps per task, each saved
     whole = Run(of, BENCHMARKS["toy"], 0, tmp_path / "whole")
     whole.complete(checkpoint_seconds=0)
     expected = flatten(storage.read(tmp_path / "whole" / "checkpoint", "run"))[0]
@@ -209,7 +209,7 @@ def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
 
 
 def clipped(method, clip):
-    return Plan("toy", method, dataclasses.replace(PLAN.settings, clip=clip))
+    return plan(method, clip_norm=clip)
 
 
 def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
@@ -218,15 +218,15 @@ def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
     pixels = torch.randint(256, (64, 3, 8, 8), generator=generator, dtype=torch.uint8)
     images = Arrays(pixels[:48], torch.arange(48) % 4, pixels[48:], torch.arange(16) % 4, ())
 
-    def network(stream, settings):
-        model = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.2), nn.Linear(128, 4)
-        )
-        return model.to(memory_format=torch.channels_last)
+    class Network:
+        def build(self, stream):
+            model = nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Dropout(0.2), nn.Linear(128, 4)
+            )
+            return model.to(memory_format=torch.channels_last)
 
-    settings = dataclasses.replace(PLAN.settings, epochs=3, batch_size=8)
-    benchmark = Benchmark("pictures", lambda seed: Split(images, [[0, 1], [2, 3]]), network, settings)
-    of = Plan("toy", "fromp", settings)
+    of = dataclasses.replace(plan("fromp", epochs=3, batch_size=8), network=Network())
+    benchmark = dataclasses.replace(BENCHMARKS["toy"], stream=lambda seed: Split(images, [[0, 1], [2, 3]]))
     whole = Run(of, benchmark, 0, tmp_path / "whole")
     whole.complete()
 
@@ -241,38 +241,15 @@ def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_only_the_settings_that_a_method_uses_tell_plans_apart():
-    before = Plan("toy", "ewc", PLAN.settings)
-    for change, different in [
-        ({"start": "posterior"}, []),
-        ({"jitter": 0.5}, []),
-        ({"strength": 0.5}, ["strength"]),
-        ({"lr": 0.5}, ["lr"]),
-    ]:
-        other = dataclasses.replace(before, settings=dataclasses.replace(PLAN.settings, **change))
-        assert before.differences(json.loads(json.dumps(other.as_json()))) == different
-    assert "start" in Plan("toy", "vcl", PLAN.settings).matters()
-    assert "tau" not in before.matters()
-    assert "tau" in clipped("ewc", 1.0).matters()  # the clip is in its units
-    assert {"reservoir", "false_alarm"} <= Plan(
-        "toy", "fromp", dataclasses.replace(PLAN.settings, boundaries="calibrated", schedule="constant")
-    ).matters()
-
-
 def test_joint_training_once_is_the_last_row_of_joint_training(tmp_path):
-    last = dataclasses.replace(PLAN.settings, joint_from=2)
-    runs = [
-        Run(Plan("toy", "joint", settings), BENCHMARKS["toy"], 0, tmp_path / str(place))
-        for place, settings in enumerate((PLAN.settings, last))
-    ]
+    runs = [Run(plan("joint", joint_from=k), BENCHMARKS["toy"], 0, tmp_path / str(k)) for k in (1, 2)]
     for run in runs:
         run.complete()
     assert runs[0].rows[1] == runs[1].rows[1]
     assert runs[0].rows[0] != runs[1].rows[0]
     assert runs[0].result().backward_transfer is not None
     assert runs[1].result().backward_transfer is None
-    clipped = Plan("toy", "joint", dataclasses.replace(last, clip=100.0))
-    run = Run(clipped, BENCHMARKS["toy"], 0, tmp_path / "clipped")
+    run = Run(plan("joint", joint_from=2, clip_norm=100.0), BENCHMARKS["toy"], 0, tmp_path / "clipped")
     run.complete()
     assert [norm is None for norm in run.norms] == [True, False]  # no step, no norm
 
@@ -315,8 +292,8 @@ def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, c
 
 def test_a_first_task_that_another_run_leaves_meanwhile_is_not_written_over(tmp_path):
     run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path / "run")
-    fit = Fit(run.method, [(run.stream.task(0).train, None)], PLAN.settings.optimisation(), 0)
-    first = FirstTask(tmp_path / "first", "toy", 0, PLAN.settings)
+    fit = Fit(run.method, [(run.stream.task(0).train, None)], PLAN.training, 0)
+    first = FirstTask(tmp_path / "first", PLAN, 0)
     first.path.parent.mkdir()
     with FileLock(tmp_path / "first" / ".lock"):  # the other is at it
         leaving = Thread(target=first.save, args=(fit, 1.0))
@@ -367,8 +344,7 @@ def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", ["finetune", "si"])
 def test_a_run_that_diverges_stops_and_leaves_no_first_task(tmp_path, method):
-    of = Plan("toy", method, settings_for("toy", {"tasks": 2, "epochs": 1, "lr": 1e38}, method))
-    run = Run(of, BENCHMARKS["toy"], 3, tmp_path / "run", tmp_path / "first")
+    run = Run(plan(method, lr=1e38), BENCHMARKS["toy"], 3, tmp_path / "run", tmp_path / "first")
     with pytest.raises(DerivativeError, match=r"seed 3 is (nan|inf) at step 200 of 200 of task 1; .* lr than 1e\+38"):
         run.complete()
     assert not (tmp_path / "first").exists()
@@ -417,14 +393,9 @@ def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatc
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).complete()
-    other = Plan("toy", "frorp", settings_for("toy", {"tasks": 2, "epochs": 3}))
+    other = Plan.of("toy", "frorp", tasks=2, epochs=3)
     with pytest.raises(CheckpointError, match="other settings"):
         Run(other, BENCHMARKS["toy"], 0, tmp_path).complete()
-
-
-def test_memory_scales_tau():
-    assert settings_for("permuted-mnist", {"memory": 10}).tau == 0.5 * 20
-    assert settings_for("permuted-mnist", {"memory": 10, "tau": 1.0}).tau == 1.0
 
 
 def test_a_strength_that_nobody_chose_is_said_to_be_one(tmp_path, capsys):

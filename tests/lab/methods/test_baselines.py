@@ -1,7 +1,6 @@
 """The baselines against what their own papers say they are."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,18 +12,18 @@ from fromp import FROMP, Categorical, Gaussian
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, settings_for
-from fromp.lab.engine.fit import Fit, Training
+from fromp.lab.benchmarks.training import Training
+from fromp.lab.engine.fit import Fit
 from fromp.lab.methods.base import Penalised, mean_nll
 from fromp.lab.methods.bounds import Joint, Separate
 from fromp.lab.methods.quadratic import DLP, EWC
-from fromp.lab.methods.registry import METHODS
 from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
 from fromp.lab.methods.si import SI, SIMethod
 from fromp.lab.methods.vcl import vcl
-from fromp.lab.methods.vcl.coreset import RandomCoreset
+from fromp.lab.methods.vcl.coreset import MemorableCoreset, RandomCoreset
 from fromp.lab.methods.vcl.usage import of_other_heads
 from fromp.lab.methods.vcl.vcl import VCL, Gaussians, LocalReparameterisation, kl
+from fromp.lab.results.plan import Plan
 from fromp.memory import random_score
 from fromp.prior import IdentityKernel
 from fromp.taskfree.reservoir import Sample
@@ -176,7 +175,10 @@ def test_si_follows_a_layer_that_is_frozen_for_a_while():
     for task, frozen in enumerate([True, False, True]):
         model[0].requires_grad_(not frozen)
         for _ in Fit(
-            method, method.begin_task(TensorExamples(*data(task)), None, []), Training(2, 4, 1e-2), seed=0
+            method,
+            method.begin_task(TensorExamples(*data(task)), None, []),
+            Training(epochs=2, batch_size=4, lr=1e-2),
+            seed=0,
         ).steps():
             pass
         method.end_task(data(task))
@@ -218,14 +220,14 @@ def test_si_in_a_loop_of_ones_own_is_the_same():
 def test_a_task_holds_a_weight_that_was_frozen_in_it(name):
     """It has a Fisher information there like any other, and may be trained again later."""
     model = network(outputs=2)
-    method = METHODS[name].build(model, Categorical(), strength=1.0)
+    method = {"ewc": EWC, "dlp": DLP}[name](model, Categorical(), strength=1.0)
     method.end_task(data(0))
     model[0].requires_grad_(False)
     method.end_task(data(1))
     names = tuple(dict(model.named_parameters()))
     tasks = [ggn_diagonal(model, names, TensorExamples(*data(place)), Categorical()) for place in range(2)]
     for name in names:
-        torch.testing.assert_close(method.regulariser.fisher[name], sum(task[name] for task in tasks) / len(data(0)[1]))
+        torch.testing.assert_close(method.fisher[name], sum(task[name] for task in tasks) / len(data(0)[1]))
 
 
 @pytest.mark.parametrize("sizes", [(5, 3), (7, 1)])
@@ -233,7 +235,7 @@ def test_a_batch_of_several_heads_is_one_batch_to_batch_norm(sizes):
     """A part of one example would have no statistics of its own."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 6)).double()
-    method = METHODS["joint"].build(model, Categorical())
+    method = Joint(model, Categorical())
     parts = [(*data(place, size), HEADS[place]) for place, size in enumerate(sizes)]
     f = model(torch.cat([x for x, _, _ in parts]))
     rows = f.split(sizes)
@@ -452,7 +454,9 @@ def test_vcl_finds_the_exact_diagonal_posterior_of_a_linear_gaussian_model():
     for task in range(2):
         examples = TensorExamples(x[task], y[task])
         training = method.begin_task(examples, None, [])
-        for _ in Fit(method, training, Training(2500, 40, 2e-2, schedule="linear-decay"), seed=0).steps():
+        for _ in Fit(
+            method, training, Training(epochs=2500, batch_size=40, lr=2e-2, schedule="linear-decay"), seed=0
+        ).steps():
             pass
         method.end_task(examples)
         now = precision + x[task].T @ x[task] / 0.09
@@ -493,7 +497,7 @@ def test_vcl_starts_each_task_anew_and_leaves_the_heads_of_other_tasks_alone():
 
     start = moments()
     training = method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
-    for _ in Fit(method, training, Training(5, 4, 1e-2), seed=0).steps():
+    for _ in Fit(method, training, Training(epochs=5, batch_size=4, lr=1e-2), seed=0).steps():
         pass
     method.end_task(data(0), HEADS[0])
     learned = moments()
@@ -604,7 +608,7 @@ def test_vcl_can_start_each_task_where_the_last_one_ended():
     model = network()
     method = VCL(model, Categorical(), prior_precision=4.0, initial_deviation=1e-2, seed=0, start="posterior")
     training = method.begin_task(TensorExamples(*data(0)), None, [])
-    for _ in Fit(method, training, Training(2, 4, 1e-2), seed=0).steps():
+    for _ in Fit(method, training, Training(epochs=2, batch_size=4, lr=1e-2), seed=0).steps():
         pass
     method.end_task(data(0))
     learned = copies(dict(model.named_parameters())), copies(method.log_deviation)
@@ -640,20 +644,8 @@ def test_a_coreset_refines_its_own_head_to_the_exact_posterior_and_not_the_next_
     """On a linear-Gaussian model with an output a head; what was learned before, here N(w, 1/4), is the prior."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2, bias=False).double()
-    build = METHODS["vcl-coreset"].build
-    method = build(
-        model,
-        Gaussian(1.0),
-        1.0,
-        0.5,
-        10,
-        coreset_epochs=400,
-        batch_size=10,
-        lr=1e-2,
-        start="initial",
-        base=None,
-        seed=0,
-    )
+    coreset = RandomCoreset(Gaussian(1.0), 10, 0)
+    method = VCL(model, Gaussian(1.0), 1.0, 0.5, 0, coreset, 400, batch_size=10, lr=1e-2, start="initial")
     for task in range(2):
         x, _ = data(task, 20)
         examples = TensorExamples(x, x.sum(1) - 2 * task)
@@ -700,12 +692,11 @@ def test_every_head_is_refined_from_the_newest_posterior():
 
 def test_memorable_coresets_do_not_depend_on_the_random_state():
     """A run that is taken up again chooses the same: dropout has its own masks there."""
-    base = replace(settings_for("toy", {}), epochs=1)
+    base = Plan.of("toy", "fromp", epochs=1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 20), nn.Dropout(0.5), nn.Linear(20, 2))
-    task = BENCHMARKS["toy"].make(base, 3)[0].task(0)
-    build = METHODS["vcl-memorable"].build
-    coreset = build(model, Categorical(), 1.0, 0.1, 20, 0, 40, 1e-2, "fresh", base, seed=11).coreset
+    task = base.make(3)[0].task(0)
+    coreset = MemorableCoreset(model, Categorical(), 20, base, 11)
     chosen = []
     for state in (1, 2):
         torch.manual_seed(state)
@@ -715,27 +706,22 @@ def test_memorable_coresets_do_not_depend_on_the_random_state():
 
 
 def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
-    base = replace(settings_for("toy", {}), epochs=1, clip=1.0)
-    stream, model = BENCHMARKS["toy"].make(base, 3)
-    size = base.memory // 2
-    coreset = (
-        METHODS["vcl-memorable"]
-        .build(model, Categorical(), 1.0, 0.1, size, 0, 40, 1e-2, "initial", base, seed=11)
-        .coreset
-    )
-    _, other = BENCHMARKS["toy"].make(base, 3)
-    own = replace(base, tau=2 * base.tau)  # the clip is in its units
-    fromp = FROMP(other, Categorical(), own.tau, size, base.prior_precision, base.jitter)
+    size = 10
+    base = Plan.of("toy", "fromp", epochs=1, memory=size, clip_norm=0.2)
+    stream, model = base.make(3)
+    coreset = MemorableCoreset(model, Categorical(), size, base, 11)
+    _, other = base.make(3)
+    fromp = FROMP(other, Categorical(), base.options.tau, size, base.options.prior_precision, base.options.jitter)
     for place in range(2):
         task = stream.task(place)
         again, _ = coreset.choose(task.train, task.head, place)
         chosen, scores = coreset.choose(task.train, task.head, place)
         assert torch.equal(chosen, again)
         coreset.keep()
-        fit = Fit(Penalised(fromp), [(task.train, task.head)], own.optimisation(), 11 + place)
+        fit = Fit(Penalised(fromp), [(task.train, task.head)], base.training, 11 + place)
         for _ in fit.steps():
             pass
-        assert fit.largest_norm > fit.settings.clip
+        assert fit.largest_norm > fit.settings.clip_norm
         fromp.end_task(task.train, task.head)
         assert torch.equal(task.train.take(chosen)[0], fromp.memories[place].inputs)
         assert torch.equal(scores, fromp.memories[place].scores)

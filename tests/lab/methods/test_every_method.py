@@ -10,11 +10,10 @@ from torch import nn
 from fromp.derivatives.model import evaluating
 from fromp.foundation.examples import TensorExamples
 from fromp.foundation.state import flatten, unflatten
-from fromp.lab.benchmarks.catalogue import settings_for
 from fromp.lab.engine.fit import accuracy
 from fromp.lab.engine.run import build_method
-from fromp.lab.methods.registry import METHODS
-from fromp.lab.results.plan import Plan
+from fromp.lab.methods import METHODS
+from fromp.lab.results.plan import comparison
 
 HEADS = [(0, 1), (2, 3), (4, 5)]
 
@@ -37,8 +36,8 @@ WITH_A_PRIOR = {"vcl", "vcl-coreset", "vcl-memorable", "frcl-random", "frcl-trac
 
 
 def make(name, model, seed=0):
-    settings = settings_for("toy", {"memory": 6, "tau": 1.0}, name)
-    return build_method(Plan("toy", name, settings), model, seed)
+    plan = comparison("toy", ["fromp", name], {"memory": 6, "tau": 1.0})[name]
+    return build_method(plan, model, seed)
 
 
 def data(task):

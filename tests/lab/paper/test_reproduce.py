@@ -16,7 +16,6 @@ from rich.console import Console
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
 from fromp.lab import cli
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, as_json, settings_for
 from fromp.lab.engine.run import Run
 from fromp.lab.paper import drawings, reproduce, tables
 from fromp.lab.paper.exhibits import EXHIBITS, Drawing
@@ -24,6 +23,7 @@ from fromp.lab.paper.required import Required, ResultsFolder
 from fromp.lab.report.figures.plane import Boundary, toy_strip
 from fromp.lab.results import metrics, store
 from fromp.lab.results.format import Table
+from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import seed_folder
 
 TINY = Required("toy-less-data", "finetune", 2, {"epochs": 1, "tasks": 2}, "tiny")
@@ -41,7 +41,7 @@ QUICK = [runs for exhibit in EXHIBITS.values() for runs in exhibit.runs(quick=Tr
 def made_up(runs, seed):
     """A finished run as it stands in results.json, with accuracies drawn at random."""
     draws = np.random.default_rng(seed)
-    matrix = [list(0.9 + 0.1 * draws.random(task + 1)) for task in range(runs.settings.tasks)]
+    matrix = [list(0.9 + 0.1 * draws.random(task + 1)) for task in range(runs.plan.stream.tasks)]
     return {
         "seed": seed, "accuracy": matrix, "average_accuracy": metrics.average_accuracy(matrix),
         "backward_transfer": metrics.backward_transfer(matrix), "forward_transfer": None,
@@ -54,7 +54,7 @@ def write(root, runs, seeds, seconds=3.0, **changes):
     path.mkdir(parents=True, exist_ok=True)
     all_runs = [{**made_up(runs, seed), "seconds": seconds} for seed in range(seeds)]
     found = {
-        "benchmark": runs.benchmark, "method": runs.method, "settings": {**as_json(runs.settings), **changes},
+        "benchmark": runs.benchmark, "method": runs.method, "settings": {**runs.plan.flat(), **changes},
         "environment": {}, "runs": all_runs, "summary": {},
     }  # fmt: skip
     (path / "results.json").write_text(json.dumps(found))
@@ -63,12 +63,12 @@ def write(root, runs, seeds, seconds=3.0, **changes):
 def write_snapshots(root, runs):
     """The snapshots of untrained networks, and a detector's trace if there is one."""
     for seed in range(runs.seeds):
-        stream, model = BENCHMARKS[runs.benchmark].make(runs.settings, seed)
+        stream, model = runs.plan.make(seed)
         path = seed_folder(root / runs.place, seed)
         for task in range(len(stream)):
             state = {"accuracy": [1.0], "weights": model.state_dict(), "memory": None}
             storage.write(path / "tasks" / str(task + 1), "task", state)
-        if runs.settings.boundaries != "given":
+        if runs.plan.flat()["boundaries"] != "given":
             values = torch.rand(90, 2, dtype=torch.double)
             names = ["squared difference", "Welch's t"]
             found = {"values": values, "names": names, "true": [30, 60], "found": [[30, 30]]}
@@ -227,20 +227,20 @@ def test_the_quick_version_is_cheap():
     assert all(runs.benchmark.startswith("toy") or runs.benchmark.endswith("digits") for runs in QUICK)
     assert max(runs.seeds for runs in QUICK) == 3  # as many as one figure shows, two elsewhere
     for runs in QUICK:
-        assert runs.settings.epochs <= max(2, 2 * settings_for(runs.benchmark, {}).epochs // 5)
+        assert runs.plan.training.epochs <= max(2, 2 * Plan.of(runs.benchmark, "fromp").training.epochs // 5)
 
 
 def test_the_time_of_a_seed_is_that_of_the_method_there_else_of_fromp(tmp_path):
     kept = ResultsFolder(tmp_path)
-    fewer = Required("toy", "ewc", changes={"memory": 10}, name="memory/ewc-10")
-    assert kept.seconds(fewer) is None
+    stronger = Required("toy", "ewc", changes={"strength": 100.0}, name="strength/ewc-100")
+    assert kept.seconds(stronger) is None
     write(tmp_path, Required("toy"), 2, seconds=7.0)
-    assert kept.seconds(fewer) == 7.0
+    assert kept.seconds(stronger) == 7.0
     write(tmp_path, Required("toy", "ewc"), 3, seconds=5.0)
-    assert kept.seconds(fewer) == 5.0
-    write(tmp_path, fewer, 1, seconds=4.0)
-    assert kept.seconds(fewer) == 4.0
-    assert kept.state(fewer).seconds == 4 * 4.0
+    assert kept.seconds(stronger) == 5.0
+    write(tmp_path, stronger, 1, seconds=4.0)
+    assert kept.seconds(stronger) == 4.0
+    assert kept.state(stronger).seconds == 4 * 4.0
     assert kept.seconds(Required("toy", "si")) == 7.0
 
 

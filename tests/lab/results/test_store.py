@@ -6,12 +6,11 @@ import pytest
 
 from fromp.foundation.errors import CheckpointError
 from fromp.lab import cli
-from fromp.lab.benchmarks.catalogue import settings_for
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import SeedResult, seed_folder
 
-PLAN = Plan("toy", "finetune", settings_for("toy", {"tasks": 2}, "finetune"))
+PLAN = Plan.of("toy", "finetune", tasks=2)
 RESULT = SeedResult(3, [[0.9], [0.5, 0.7]], 2.5, 2, task_seconds=[1.0, 1.5], task_steps=[10, 10])
 
 

@@ -17,7 +17,7 @@ from fromp.foundation.errors import FrompError, install
 from fromp.foundation.examples import Batch
 from fromp.foundation.state import State
 from fromp.lab import data
-from fromp.lab.benchmarks.catalogue import PAIRS, PERMUTED_MNIST, require_known
+from fromp.lab.benchmarks.catalogue import PAIRS, require_known
 from fromp.lab.benchmarks.networks import initialise, mlp
 from fromp.lab.benchmarks.streams import Permuted, Rotated, Split, Stream, output_a_class
 from fromp.lab.data.arrays import Arrays
@@ -27,6 +27,7 @@ from fromp.lab.engine.threads import threads_for
 from fromp.lab.methods.base import Penalised
 from fromp.lab.results import metrics
 from fromp.lab.results.environment import environment
+from fromp.lab.results.plan import Plan
 from fromp.likelihoods import Categorical
 from fromp.regulariser import FROMP
 from fromp.taskfree.detectors import Calibrated, Detector, Evidence, Verdict, Welch
@@ -204,13 +205,12 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
     """One detector on one stream, with FROMP learning from what it finds: everything there is to say of it."""
     require_known("stream", trial, TRIALS)
     require_known("detector", detector, DETECTORS)
-    settings, images, stream = PERMUTED_MNIST, data.load(dataset), TRIALS[trial]
+    plan, images, stream = Plan.of("permuted-mnist", "fromp"), data.load(dataset), TRIALS[trial]
     pixels = images.train_x[0].numel()
-    model = initialise(lambda: mlp(pixels, settings.hidden, 10), seed)
-    method = FROMP(model, Categorical(), settings.tau, 100, settings.prior_precision, settings.jitter)
-    optimisation, looks = settings.optimisation(), DETECTORS[detector](method)
-    optimizer = optimisation.optimizer(list(model.parameters()))
-    learner = TaskFree(method, optimizer, looks, reservoir=2000, clip=optimisation.clip)
+    model = initialise(lambda: mlp(pixels, plan.settings.hidden, 10), seed)
+    method = FROMP(model, Categorical(), plan.options.tau, 100, plan.options.prior_precision, plan.options.jitter)
+    optimizer, looks = plan.training.optimizer(list(model.parameters())), DETECTORS[detector](method)
+    learner = TaskFree(method, optimizer, looks, reservoir=2000, clip=plan.training.clip_norm)
     examine, keep = Stopwatch(looks.examine), Stopwatch(learner.reservoir.add)
     vars(looks)["examine"], vars(learner.reservoir)["add"] = examine, keep
     starts, seen, costs = [], 0, []

@@ -13,10 +13,9 @@ from torch.func import functional_call, grad, vmap
 from fromp.foundation.examples import TensorExamples
 from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS, Case
 from fromp.lab.bench.timing import interleaved
-from fromp.lab.benchmarks.catalogue import settings_for
 from fromp.lab.engine.run import build_method
+from fromp.lab.methods import METHODS
 from fromp.lab.methods.base import HeadBatch, Method
-from fromp.lab.methods.registry import METHODS
 from fromp.lab.results.plan import Plan
 from fromp.prior import FullKernel, FunctionalPrior
 
@@ -55,8 +54,7 @@ def method_costs(repetitions: int) -> dict[str, Any]:
     batch: list[HeadBatch] = [(setting.images(setting.batch_size), setting.labels(setting.batch_size), None)]
     cases: dict[str, Callable[[], object]] = {}
     for name in METHODS:
-        settings = settings_for("permuted-mnist", {}, name)
-        method = build_method(Plan("permuted-mnist", name, settings), deepcopy(setting.model), 0)
+        method = build_method(Plan.of("permuted-mnist", name), deepcopy(setting.model), 0)
         for task, examples in enumerate(tasks):
             method.begin_task(examples, None, [(one, None) for one in tasks[:task]])
             if task < past:

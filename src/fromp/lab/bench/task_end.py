@@ -15,8 +15,8 @@ from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
 from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS
 from fromp.lab.bench.timing import interleaved
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, Benchmark
-from fromp.lab.benchmarks.networks import initialise, mlp
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
+from fromp.lab.benchmarks.networks import initialise
 from fromp.lab.benchmarks.streams import Permuted
 from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine.run import Run
@@ -59,15 +59,16 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
     labels = torch.randint(CLASSES, (14_000,), generator=generator)
     images = Arrays(pixels[:12_000], labels[:12_000], pixels[12_000:], labels[12_000:], ())
     stream = Permuted(images, 3, CLASSES, seed=0)
-    settings = replace(BENCHMARKS["permuted-mnist"].settings, tasks=3, epochs=5, clip=None)
-    benchmark = Benchmark("random pictures", lambda seed: stream, BENCHMARKS["permuted-mnist"].network, settings)
+    benchmark = replace(BENCHMARKS["permuted-mnist"], stream=lambda seed: stream)
+    plan = Plan.of("permuted-mnist", "finetune", tasks=3, epochs=5, clip_norm=None)
+    settings = plan.training
 
     def engine() -> None:
         with tempfile.TemporaryDirectory() as path:
-            Run(Plan("permuted-mnist", "finetune", settings), benchmark, 0, Path(path)).complete()
+            Run(plan, benchmark, 0, Path(path)).complete()
 
     def by_hand() -> None:
-        model = initialise(lambda: mlp(784, settings.hidden, CLASSES), 0)
+        model = initialise(lambda: plan.network.build(stream), 0)
         for place in range(3):
             x, y = stream.task(place).train.x, stream.task(place).train.y
             optimizer = torch.optim.Adam(model.parameters(), settings.lr, fused=True)

@@ -1,13 +1,48 @@
-"""The paper's networks. Weights are drawn from a generator of their own, so that a seed means one network."""
+"""The paper's networks as values. Weights are drawn from a generator of their own, so that a seed means one network."""
 
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import nn
 
+from fromp.lab.benchmarks.streams import Stream
+from fromp.lab.settings import AtLeastOne, Listed, settings
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+
+
+class Network(Protocol):
+    """A kind of network; if it is a dataclass, its fields are settings of a run."""
+
+    def build(self, stream: Stream) -> nn.Module:
+        """A network for the inputs and outputs of a stream."""
+        ...
+
+
+@settings
+class MLP:
+    """A multi-layer perceptron on flattened inputs."""
+
+    hidden: Annotated[tuple[AtLeastOne, ...], Listed]
+    """Units of each hidden layer, as in 100,100."""
+    activation: Literal["relu", "sigmoid", "tanh"] = "relu"
+    """What follows each hidden layer."""
+
+    def build(self, stream: Stream) -> nn.Module:
+        """The network for a stream."""
+        return mlp(math.prod(stream.input_shape), self.hidden, stream.num_outputs, self.activation)
+
+
+@settings
+class CifarCNN:
+    """The network of Split CIFAR: four convolutions, two linear layers, dropout; for images (3, 32, 32)."""
+
+    def build(self, stream: Stream) -> nn.Module:
+        """The network for a stream."""
+        return cifar_cnn(stream.num_outputs).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int, activation: str = "relu") -> nn.Module:
@@ -20,7 +55,7 @@ def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int, activation: st
 
 
 def cifar_cnn(num_outputs: int) -> nn.Module:
-    """The network of Split CIFAR: four convolutions, two linear layers, dropout; for images (3, 32, 32)."""
+    """The layers of `CifarCNN`."""
     return nn.Sequential(
         *_convolutions(3, 32),
         *_convolutions(32, 64),

@@ -9,16 +9,17 @@ import torch
 from filelock import FileLock
 
 from fromp.foundation import storage
-from fromp.lab.benchmarks.catalogue import Settings
 from fromp.lab.engine.fit import Fit
+from fromp.lab.results.plan import Plan
+from fromp.lab.settings import names
 
 
 class FirstTask:
     """The weights and the random state after a seed's first task, in a folder that all runs with its settings name."""
 
-    def __init__(self, root: Path, benchmark: str, seed: int, settings: Settings) -> None:
-        told = [benchmark, seed, asdict(settings.optimisation()), settings.validation]
-        told += [settings.hidden, settings.activation]
+    def __init__(self, root: Path, plan: Plan, seed: int) -> None:
+        network = {name: getattr(plan.network, name) for name in names(plan.network)}
+        told = [plan.benchmark, seed, asdict(plan.training), plan.stream.validation, network]
         self.path = root / hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
     def load(self, fit: Fit) -> float | None:

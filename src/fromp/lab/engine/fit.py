@@ -47,7 +47,7 @@ class Fit:
     def learn(self, batch: list[HeadBatch]) -> Loss:
         """One step."""
         loss = self.method.loss(batch)
-        norm = loss.descend(self.optimizer, self.settings.clip)
+        norm = loss.descend(self.optimizer, self.settings.clip_norm)
         self.method.after_step()
         self.largest_norm = max(self.largest_norm, norm)
         return loss.detach()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -23,7 +24,7 @@ from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, run_
 from fromp.lab.engine.watch import NowAndThen, Watcher
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
-from fromp.lab.results.record import seed_folder
+from fromp.lab.results.record import Experiment, seed_folder
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,13 @@ def learn(plan: Plan, seeds: list[int], out: Path, execution: Execution, console
             console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
         jobs = [Job(plan, seed, out) for seed in left]
         return _learn_each(partial(_learn_and_show, execution, not _several(jobs, execution)), jobs, execution)
+
+
+def run(benchmark: str, method: str, out: Path | str, seeds: int = 1, **changes: Any) -> Experiment:
+    """Learn a benchmark with a method, seeds 0 to `seeds` - 1, and return what results.json in `out` then has."""
+    out = Path(out)
+    learn(Plan.of(benchmark, method, **changes), list(range(seeds)), out, Execution(quiet=True), PlainConsole())
+    return store.read(out)
 
 
 def learn_all(jobs: Sequence[Job], execution: Execution) -> int:

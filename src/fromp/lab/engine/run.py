@@ -1,6 +1,5 @@
 """A run: one method learns one benchmark with one seed, and can be stopped and taken up again at any step."""
 
-import inspect
 import math
 import resource
 import signal
@@ -20,17 +19,16 @@ from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError
 from fromp.foundation.examples import Examples
 from fromp.foundation.state import State
-from fromp.lab.benchmarks.catalogue import Benchmark, as_json, settings_for
+from fromp.lab.benchmarks.catalogue import Benchmark
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.benchmarks.training import Training
 from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit, accuracy, hash_seed
 from fromp.lab.engine.threads import threads_for
 from fromp.lab.methods.base import Method, TrainingSets
-from fromp.lab.methods.registry import METHODS
 from fromp.lab.results import metrics
 from fromp.lab.results.environment import environment
-from fromp.lab.results.plan import Plan
+from fromp.lab.results.plan import Given, Plan
 from fromp.lab.results.record import SeedResult
 from fromp.likelihoods import Categorical
 from fromp.memory import Memory
@@ -69,7 +67,7 @@ class Run:
 
     def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: Path | None = None) -> None:
         self.plan, self.seed, self.path = plan, seed, path
-        self.stream, self.model = benchmark.make(plan.settings, seed)
+        self.stream, self.model = benchmark.make(plan.stream, plan.network, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
         self.steps: list[int] = []  # of each task
@@ -78,7 +76,7 @@ class Run:
         self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # of the task at hand
         self._first_task = None
         if first_task is not None and self.method.starts_plain:
-            self._first_task = FirstTask(first_task, plan.benchmark, seed, plan.settings)
+            self._first_task = FirstTask(first_task, plan, seed)
 
     def learn(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> Iterator[Progress]:
         """Learn what is left of the stream, saying after each step and each task where it stands."""
@@ -122,7 +120,7 @@ class Run:
         if saved is not None:
             self._restore(saved)
         training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
-        fit = self._new_fit(training, self.plan.settings.optimisation(), hash_seed(self.seed, 2, self.task))
+        fit = self._new_fit(training, self.plan.training, hash_seed(self.seed, 2, self.task))
         threads = torch.get_num_threads()
         self._threads = threads
         if saved is not None and saved["fit"] is not None:  # beginning the task has changed things
@@ -212,7 +210,7 @@ class Run:
         if fit is not None and not math.isfinite(loss := float(fit.loss.data + fit.loss.penalty)):
             raise DerivativeError(
                 f"the loss of seed {self.seed} is {loss} at step {fit.step} of {fit.num_steps} of task "
-                f"{self.task + 1}; use a smaller lr than {self.plan.settings.lr:g}, or a clip of the gradient."
+                f"{self.task + 1}; use a smaller lr than {self.plan.training.lr:g}, or a clip of the gradient."
             )
         state = {**self._state(), "fit": None if fit is None else fit.state_dict()}
         storage.write(self.path / "checkpoint", "run", state)
@@ -258,16 +256,15 @@ class Past(Sequence[tuple[Examples, Head]]):
 
 
 def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
-    """The plan's method, given the settings that it names."""
-    build = METHODS[plan.method].build
-    options = {**as_json(plan.settings), "seed": hash_seed(seed, 3), "base": settings_for(plan.benchmark, {})}
-    wanted = inspect.signature(build).parameters
-    return build(model, Categorical(), **{name: options[name] for name in wanted if name in options})
+    """The plan's method."""
+    settings = plan.settings
+    settings.base = lambda memory: Plan.of(plan.benchmark, "fromp", memory=memory)
+    return plan.card.build(model, Categorical(), settings, hash_seed(seed, 3))
 
 
 def run_of(plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: Path | None = None) -> Run:
     """A run of the plan, task-free if its boundaries are not given."""
-    if plan.settings.boundaries == "given":
+    if isinstance(plan.boundaries, Given):
         return Run(plan, benchmark, seed, path, first_task)
     from fromp.lab.engine.task_free import TaskFreeRun
 

@@ -10,7 +10,7 @@ import torch
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
 from fromp.foundation.state import State
-from fromp.lab.benchmarks.catalogue import Benchmark, as_json
+from fromp.lab.benchmarks.catalogue import Benchmark
 from fromp.lab.benchmarks.training import Training
 from fromp.lab.engine.fit import Fit, hash_seed
 from fromp.lab.engine.run import Run
@@ -36,16 +36,15 @@ class TaskFreeRun(Run):
             )
         self._penalised = self.method
         settings, regulariser = plan.settings, self.method.regulariser
-        optimisation, build = settings.optimisation(), DETECTORS[settings.boundaries]
-        options = {**as_json(settings), "regulariser": regulariser}
+        build, options = DETECTORS[settings.boundaries], {**vars(settings), "regulariser": regulariser}
         detector = build(**{name: options[name] for name in inspect.signature(build).parameters if name in options})
         self.learner = TaskFree(
             regulariser,
-            optimisation.optimizer(self.method.parameters()),
+            plan.training.optimizer(self.method.parameters()),
             detector,
             reservoir=settings.reservoir,
-            min_task_examples=settings.memory,
-            clip=optimisation.clip,
+            min_task_examples=plan.memory,
+            clip=plan.training.clip_norm,
             seed=hash_seed(seed, 4),
         )
         self._trace, self._ends = [], []  # type: tuple[list[list[float]], list[int]]

@@ -1,36 +1,36 @@
 """Settings tried on held-out training data: the test data are never looked at when one is chosen."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from fromp.lab.benchmarks.catalogue import as_text, parse_setting
 from fromp.lab.engine.jobs import Execution, Job, learn_all, unfinished
 from fromp.lab.results import selection, store
 from fromp.lab.results.format import results_table
-from fromp.lab.results.plan import Plan
+from fromp.lab.results.plan import Plan, parse_setting
+from fromp.lab.settings import as_text
 
 HELD_OUT = 0.1  # of the training data
 
 
-def parse_values(text: str) -> tuple[str, list[Any]]:
+def parse_values(text: str) -> tuple[str, list[str]]:
     """`KEY=V1,V2` as a setting's name and the values to try."""
-    key, _, values = text.partition("=")
-    parsed = [parse_setting(f"{key}={value}") for value in values.split(",")]
-    return parsed[0][0], [value for _, value in parsed]
+    key, values = parse_setting(text)
+    return key, values.split(",")
 
 
-def candidates(plan: Plan, grid: Mapping[str, Sequence[Any]]) -> dict[str, Plan]:
-    """The plan with every combination of the values, under a name that says which; always with data held out."""
-    settings = replace(plan.settings, validation=plan.settings.validation or HELD_OUT)
+def candidates(
+    benchmark: str, method: str, changes: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]
+) -> dict[str, Plan]:
+    """A plan for every combination of the values, under a name that says which; always with data held out."""
+    changes = {"validation": HELD_OUT, **changes}
     found = {}
     for values in product(*grid.values()):
-        changes = dict(zip(grid, values, strict=True))
-        found[_name(changes)] = replace(plan, settings=replace(settings, **changes))
+        plan = Plan.of(benchmark, method, **{**changes, **dict(zip(grid, values, strict=True))})
+        found[_name({key: plan.flat()[key] for key in grid})] = plan
     return found
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from fromp.lab.engine.run import Progress
-from fromp.lab.methods.registry import METHODS
+from fromp.lab.methods import METHODS
 from fromp.lab.results.format import Table
 
 EVERY_SECONDS = 30.0  # between plain lines within a task
@@ -92,8 +92,8 @@ def methods_table() -> RichTable:
     """Every method: where it comes from, what it keeps, and what its step costs."""
     heads = ("", "from", "keeps of the past", "cost of a step, beside plain training", "task label at test time")
     rows = [
-        (name, entry.source, entry.stores, entry.step, "always" if entry.told else "only for multi-head")
-        for name, entry in METHODS.items()
+        (name, card.paper, card.keeps, card.step_cost, "always" if card.needs_task_at_test else "only for multi-head")
+        for name, card in METHODS.items()
     ]
     return Table(heads, rows).terminal("methods", numbers=False)
 

@@ -12,6 +12,8 @@ from fromp.foundation.examples import Examples, TensorExamples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.lab.methods.base import Method, TrainingSets
+from fromp.lab.methods.card import MethodCard, register
+from fromp.lab.settings import AtLeastOne, settings
 from fromp.likelihoods import Likelihood
 
 
@@ -106,3 +108,47 @@ def _union(group: list[Examples]) -> Examples:
         return group[0]
     parts = [data.take(torch.arange(len(data))) for data in group]
     return TensorExamples(inputs.concatenate([x for x, _ in parts]), torch.cat([y for _, y in parts]))
+
+
+@settings
+class JointSettings:
+    """What `joint` is built with."""
+
+    joint_from: AtLeastOne = 1
+    """First task after which it is trained; a later one saves time where only the last row counts."""
+
+
+register(
+    MethodCard(
+        name="finetune",
+        title="plain training",
+        paper="the floor",
+        keeps="nothing",
+        step_cost="nothing",
+        build=lambda model, likelihood, s, seed: Finetune(model, likelihood),
+    )
+)
+register(
+    MethodCard(
+        name="separate",
+        title="separate",
+        paper="no transfer, no forgetting",
+        keeps="one network per task",
+        step_cost="nothing",
+        build=lambda model, likelihood, s, seed: Separate(model, likelihood),
+        needs_task_at_test=True,
+        sequential=False,
+    )
+)
+register(
+    MethodCard(
+        name="joint",
+        title="joint",
+        paper="the ceiling",
+        keeps="all data of all tasks",
+        step_cost="nothing, but an epoch is as long as all tasks",
+        settings=JointSettings,
+        build=lambda model, likelihood, s, seed: Joint(model, likelihood, s.joint_from),
+        sequential=False,
+    )
+)

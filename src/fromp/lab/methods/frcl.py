@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, final
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fromp import gp
@@ -24,6 +25,8 @@ from fromp.foundation.examples import Examples, as_examples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
+from fromp.lab.methods.card import MethodCard, register
+from fromp.lab.settings import AtLeastOne, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, random_score, remember, top
 
@@ -325,3 +328,71 @@ def _into(old: Tensor, new: Tensor) -> Tensor:
 
 def _log_det(root: Tensor) -> Tensor:
     return 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+@settings
+class RandomSettings:
+    """What FRCL with random inducing points is built with."""
+
+    memory: AtLeastOne
+    """Inducing points kept of each task."""
+    prior_precision: Positive = 1.0
+    """Precision of each weight of the last layer before any data."""
+    jitter: Positive = 1e-3
+    """Variance of the noise at the inducing points."""
+    initial_deviation: Positive = 0.1
+    """Deviation of the last layer's weights before training."""
+
+
+@settings
+class TraceSettings(RandomSettings):
+    """What FRCL with chosen inducing points is built with."""
+
+    search: Annotated[int, Field(ge=0)] = 1000
+    """Exchanges that are tried in the search for inducing points."""
+
+
+def _card(name: str, title: str, settings: type, points: str, build: Any, random_memory: bool) -> MethodCard:
+    return MethodCard(
+        name=name,
+        title=title,
+        paper="Titsias et al. 2020",
+        keeps=f"{points}; the GP's posterior there per task and class",
+        step_cost="one pass over all memory, one Cholesky factor per task, one covariance per class",
+        settings=settings,
+        build=build,
+        needs_task_at_test=True,
+        random_memory=random_memory,
+        presets={
+            "*": {"clip_norm": None},
+            "split-mnist": {"lr": 3e-4},
+            "split-mnist-small": {"lr": 3e-4},
+            "permuted-mnist": {"lr": 3e-3},
+        },
+    )
+
+
+register(
+    _card(
+        "frcl-random",
+        "FRCL-RND",
+        RandomSettings,
+        "random points",
+        lambda model, likelihood, s, seed: FRCL(
+            model, likelihood, s.memory, s.prior_precision, s.jitter, s.initial_deviation, search=0, seed=seed
+        ),
+        random_memory=True,
+    )
+)
+register(
+    _card(
+        "frcl-trace",
+        "FRCL-TR",
+        TraceSettings,
+        "points that leave little open",
+        lambda model, likelihood, s, seed: FRCL(
+            model, likelihood, s.memory, s.prior_precision, s.jitter, s.initial_deviation, search=s.search, seed=seed
+        ),
+        random_memory=False,
+    )
+)

@@ -11,6 +11,9 @@ from fromp.derivatives.model import as_head, device_of, trainable
 from fromp.foundation.examples import as_examples
 from fromp.foundation.state import State
 from fromp.gp import ggn_diagonal
+from fromp.lab.methods.base import Penalised
+from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
+from fromp.lab.settings import NotNegative, settings
 from fromp.likelihoods import Likelihood
 from fromp.regulariser import no_penalty
 
@@ -84,3 +87,50 @@ class DLP(Quadratic):
     def _add(self, name: str, fisher: Tensor, weight: Tensor) -> None:
         self.fisher[name] = self.fisher.get(name, torch.zeros_like(fisher)) + fisher
         self.centre[name] = weight
+
+
+@settings
+class QuadraticSettings:
+    """What EWC and DLP are built with."""
+
+    strength: NotNegative = 1.0
+    """lambda, the weight of the penalty beside the mean loss."""
+
+
+register(
+    MethodCard(
+        name="ewc",
+        title="EWC",
+        paper="Kirkpatrick et al. 2017",
+        keeps="the sum of the Fisher diagonals and their centre",
+        step_cost="one pass over the weights",
+        settings=QuadraticSettings,
+        build=lambda model, likelihood, s, seed: Penalised(EWC(model, likelihood, s.strength)),
+        colour=3,
+        presets={
+            **UNCLIPPED,
+            "toy": {"strength": 10.0},
+            "split-mnist": {"lr": 1e-3, "strength": 1e4},
+            "permuted-mnist": {"lr": 3e-3, "strength": 10.0},
+            "split-cifar": {"strength": 30.0},  # the middle one of three within half a point
+            "split-cifar-11": {"strength": 30.0},  # chosen on the shorter stream
+        },
+    )
+)
+register(
+    MethodCard(
+        name="dlp",
+        title="DLP",
+        paper="Smola et al. 2003",
+        keeps="the sum of the Fisher diagonals and the last weights",
+        step_cost="one pass over the weights",
+        settings=QuadraticSettings,
+        build=lambda model, likelihood, s, seed: Penalised(DLP(model, likelihood, s.strength)),
+        presets={
+            **UNCLIPPED,
+            "toy": {"strength": 10.0},
+            "split-mnist": {"lr": 1e-3, "strength": 1e4},
+            "permuted-mnist": {"strength": 10.0},
+        },
+    )
+)

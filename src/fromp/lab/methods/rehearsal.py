@@ -12,7 +12,9 @@ from fromp.foundation import inputs
 from fromp.foundation.examples import as_examples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
-from fromp.lab.methods.base import HeadBatch, by_set, mean_nll, outputs_of_parts
+from fromp.lab.methods.base import HeadBatch, Penalised, by_set, mean_nll, outputs_of_parts
+from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
+from fromp.lab.settings import AtLeastOne, NotNegative, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, random_score, remember
 from fromp.regulariser import no_penalty
@@ -169,3 +171,91 @@ class FunctionalL2(WithOutputs):
 def _joined(head: Head, pieces: Sequence[tuple[Inputs, Tensor, Tensor]]) -> tuple[HeadBatch, Tensor]:
     x, y, f = (list(column) for column in zip(*pieces, strict=True))
     return (inputs.concatenate(x), torch.cat(y), head), torch.cat(f)
+
+
+@settings
+class FunctionalL2Settings:
+    """What functional L2 regularisation is built with."""
+
+    memory: AtLeastOne
+    """Points kept of each task."""
+    strength: NotNegative = 1.0
+    """Weight of the penalty beside the mean loss."""
+
+
+@settings
+class ReplaySettings:
+    """What replay is built with."""
+
+    memory: AtLeastOne
+    """Examples kept of each task."""
+    strength: NotNegative = 1.0
+    """Weight of the replayed minibatch beside the new one."""
+
+
+@settings
+class DERppSettings(ReplaySettings):
+    """What DER++ is built with."""
+
+    logit_strength: NotNegative = 0.5
+    """Weight of the distance to the stored outputs."""
+
+
+register(
+    MethodCard(
+        name="functional-l2",
+        title="functional L2",
+        paper="Benjamin et al. 2018",
+        keeps="random points and their outputs",
+        step_cost="one pass over all memory",
+        settings=FunctionalL2Settings,
+        build=lambda model, likelihood, s, seed: Penalised(FunctionalL2(model, likelihood, s.memory, s.strength, seed)),
+        random_memory=True,
+        presets={
+            **UNCLIPPED,
+            "toy": {"strength": 1e-3},
+            "split-mnist": {"lr": 1e-3, "strength": 0.01},
+            "permuted-mnist": {"strength": 1e-3},
+        },
+    )
+)
+register(
+    MethodCard(
+        name="replay",
+        title="replay",
+        paper="the first thing to try",
+        keeps="random points with their labels",
+        step_cost="a second minibatch",
+        settings=ReplaySettings,
+        build=lambda model, likelihood, s, seed: Penalised(
+            Replay(model, likelihood, s.memory, s.batch_size, s.strength, seed)
+        ),
+        random_memory=True,
+        presets={
+            **UNCLIPPED,
+            "toy": {"strength": 1.0},
+            "split-mnist": {"lr": 3e-5, "strength": 1e-5},
+            "permuted-mnist": {"strength": 100.0},
+        },
+    )
+)
+register(
+    MethodCard(
+        name="der++",
+        title="DER++",
+        paper="Buzzega et al. 2020",
+        keeps="random points with their labels and outputs",
+        step_cost="two more minibatches",
+        settings=DERppSettings,
+        build=lambda model, likelihood, s, seed: Penalised(
+            DERpp(model, likelihood, s.memory, s.batch_size, s.strength, s.logit_strength, seed)
+        ),
+        random_memory=True,
+        presets={
+            **UNCLIPPED,
+            "toy": {"strength": 0.5, "logit_strength": 0.1},
+            "split-mnist": {"strength": 0.5, "logit_strength": 0.5},
+            "permuted-mnist": {"strength": 0.5, "logit_strength": 3.0},
+        },
+    )
+)

@@ -10,6 +10,8 @@ from fromp.derivatives.model import Head, device_of, trainable
 from fromp.foundation.examples import Examples
 from fromp.foundation.state import State
 from fromp.lab.methods.base import HeadBatch, Penalised, TrainingSets
+from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
+from fromp.lab.settings import NotNegative, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.regulariser import Loss
 
@@ -116,3 +118,35 @@ class SIMethod(Penalised):
 
     def after_step(self) -> None:
         self._si.after_step(self._gradients)
+
+
+@settings
+class Settings:
+    """What SI is built with."""
+
+    strength: NotNegative = 1.0
+    """c, the weight of the penalty beside the mean loss."""
+    damping: Positive = 1e-3
+    """xi, which keeps the importance of a weight that hardly moved finite."""
+
+
+register(
+    MethodCard(
+        name="si",
+        title="SI",
+        paper="Zenke et al. 2017",
+        keeps="one importance per weight, and the last weights",
+        step_cost="a few passes over the weights",
+        settings=Settings,
+        build=lambda model, likelihood, s, seed: SIMethod(SI(model, likelihood, s.strength, s.damping)),
+        colour=4,
+        presets={
+            **UNCLIPPED,
+            "toy": {"strength": 1.0},
+            "split-mnist": {"lr": 1e-3, "strength": 1.0},
+            "permuted-mnist": {"strength": 0.6, "damping": 0.1},
+            "split-cifar": {"strength": 0.03},
+            "split-cifar-11": {"strength": 0.03},  # chosen on the shorter stream
+        },
+    )
+)

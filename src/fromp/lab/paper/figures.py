@@ -8,12 +8,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
+from fromp.lab.methods import METHODS
 from fromp.lab.report.figures.statistic import draw_statistic
 from fromp.lab.report.figures.style import COLOURS, INK, MARKERS, STYLE, Array, new, plain, standard_error
-from fromp.lab.results.published import METHOD_TITLES
 
-# A method has the same colour in every figure.
-_PLACES = {"fromp": 0, "frorp": 1, "fromp-l2": 2, "frorp-l2": 3, "ewc": 3, "si": 4, "vcl-coreset": 5}
 UNTESTED = 10  # minibatches at the start, whose statistics mean nothing and would set the scale
 # What no method is expected to exceed, and what each should: lines, not bars.
 LIMITS: dict[str, Literal["solid", "dashed"]] = {"joint": "solid", "separate": "dashed"}
@@ -138,8 +136,9 @@ def _with_average(values: Array) -> Array:
 
 
 def _colour(method: str, place: int) -> str:
-    return COLOURS[_PLACES.get(method, place) % len(COLOURS)]
+    own = METHODS[method].colour if method in METHODS else None  # the same in every figure
+    return COLOURS[(place if own is None else own) % len(COLOURS)]
 
 
 def _title(method: str) -> str:
-    return plain(METHOD_TITLES.get(method, method))
+    return plain(METHODS[method].title if method in METHODS else method)

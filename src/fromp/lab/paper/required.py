@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fromp.foundation import storage
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, settings_for
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.engine.jobs import Job
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
@@ -39,28 +39,24 @@ class Required:
         return Path(self.benchmark, self.name.format(method=self.method, **self.changes))
 
     @property
-    def settings(self) -> Settings:
-        """Those of every seed."""
-        return settings_for(self.benchmark, dict(self.changes), self.method)
-
-    @property
     def plan(self) -> Plan:
         """What every seed runs."""
-        return Plan(self.benchmark, self.method, self.settings)
+        return Plan.of(self.benchmark, self.method, **self.changes)
 
     def quick(self) -> "Required":
         """The same on small data, with fewer and larger steps and few seeds; sizes keep their share of the preset's."""
         benchmark = STAND_INS.get(self.benchmark, self.benchmark)
-        large, small = settings_for(self.benchmark, {}, self.method), settings_for(benchmark, {}, self.method)
+        large, small = Plan.of(self.benchmark, self.method), Plan.of(benchmark, self.method)
         changes = dict(self.changes)
         if "memory" in changes:
             changes["memory"] = max(small.memory // 5, small.memory * changes["memory"] // large.memory)
         if "joint_from" in changes:
-            changes["joint_from"] = small.tasks
-        most = 2 * BENCHMARKS[benchmark].settings.epochs  # VCL has several times as many, which takes minutes
-        changes |= {"epochs": max(2, min(small.epochs, most) // SHORTER), "lr": LARGER * small.lr}
-        if small.coreset_epochs:
-            changes["coreset_epochs"] = max(1, min(small.coreset_epochs, most) // SHORTER)
+            changes["joint_from"] = small.stream.tasks
+        most = 2 * BENCHMARKS[benchmark].training.epochs  # VCL has several times as many, which takes minutes
+        training = small.training
+        changes |= {"epochs": max(2, min(training.epochs, most) // SHORTER), "lr": LARGER * training.lr}
+        if coreset_epochs := small.flat().get("coreset_epochs"):
+            changes["coreset_epochs"] = max(1, min(coreset_epochs, most) // SHORTER)
         seeds = max(min(self.seeds // 2, FEWER_SEEDS), self.pictures, 1)
         return replace(self, benchmark=benchmark, changes=changes, seeds=seeds)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from fromp.lab.methods import METHODS
 from fromp.lab.paper.required import Required, ResultsFolder, total
 from fromp.lab.results import published
 from fromp.lab.results.format import Table, about, deviation, percent
@@ -10,7 +11,6 @@ from fromp.lab.results.metrics import Summary
 from fromp.lab.results.record import Metric
 
 Side = Literal["method", "benchmark"]
-LEARN_APART = ("separate", "joint")  # one network per task, or one for all of them: nothing is carried over
 REPORTED: Mapping[Metric, Mapping[tuple[str, str], published.Reported]] = {
     "average_accuracy": published.AVERAGE_ACCURACY,
     "forward_transfer": published.FORWARD_TRANSFER,
@@ -44,7 +44,7 @@ def pivot(
 
 def _cells(kept: ResultsFolder, required: Required, metric: Metric, separate: Required | None) -> Sequence[str]:
     """What was measured, or what it would take; and what the paper reports."""
-    if required.method in LEARN_APART and metric != "average_accuracy":
+    if not METHODS[required.method].sequential and metric != "average_accuracy":
         return [""] * 4
     found = measured(kept, required, metric, separate)
     reported = REPORTED[metric].get((required.benchmark, required.method))
@@ -69,8 +69,8 @@ def measured(
 
 def method_title(required: Required) -> str:
     """As the paper calls it, which has other names for some methods on the toy."""
-    titles = published.TOY_TITLES if required.benchmark.startswith("toy") else published.METHOD_TITLES
-    return titles.get(required.method, required.method)
+    title = METHODS[required.method].title
+    return published.TOY_TITLES.get(required.method, title) if required.benchmark.startswith("toy") else title
 
 
 def benchmark_title(benchmark: str) -> str:

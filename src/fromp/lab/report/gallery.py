@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fromp.lab.methods.registry import METHODS
+from fromp.lab.methods import METHODS
 from fromp.lab.results.record import Experiment, Snapshot
 from fromp.memory import per_class
 
@@ -29,7 +29,7 @@ def remembered(experiment: Experiment) -> list[list[Remembered]]:
 
 def drawn(experiment: Experiment) -> bool:
     """Whether the images were drawn at random, not chosen by their scores."""
-    return experiment.method in METHODS and METHODS[experiment.method].drawn
+    return experiment.method in METHODS and METHODS[experiment.method].random_memory
 
 
 def drawable(pictures: Tensor) -> NDArray[np.float64]:

@@ -95,7 +95,7 @@ def _notes_of(one: Experiment) -> Iterator[str]:
         rest = "they are left out below." if one.finished else "what there is so far is shown below."
         yield f"{unfinished} of {len(one.seeds)} seeds have not finished; {rest}"
     if changed := one.changed():
-        settings = ", ".join(f"{_words(name)} = {_value(one.settings[name])}" for name in changed)
+        settings = ", ".join(f"{_words(name)} = {_value(value)}" for name, value in changed.items())
         yield f"Settings other than the benchmark's own, so not the paper's protocol: {settings}."
 
 

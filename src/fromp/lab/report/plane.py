@@ -8,7 +8,8 @@ from torch import nn
 
 from fromp.derivatives.model import evaluating
 from fromp.foundation.errors import CheckpointError
-from fromp.lab.benchmarks.streams import TOY_VARIATIONS, Stream
+from fromp.lab.benchmarks.streams import Stream
+from fromp.lab.benchmarks.toy import TOY_VARIATIONS
 from fromp.lab.report.figures.plane import Boundary
 from fromp.lab.report.figures.style import Array
 from fromp.lab.results.record import Experiment, Snapshot

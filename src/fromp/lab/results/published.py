@@ -109,14 +109,8 @@ FORWARD_TRANSFER: dict[tuple[str, str], Reported] = {
     ("split-cifar", "vcl-coreset"): _cifar(1.8, 3.1, DEVIATION),
 }
 
-# What the paper calls the methods and the benchmarks; what it does not have is named alike.
-METHOD_TITLES = {
-    "fromp": "FROMP", "fromp-l2": "FROMP-L2", "frorp": "FRORP", "frorp-l2": "FRORP-L2", "dlp": "DLP", "ewc": "EWC",
-    "si": "SI", "vcl": "VCL", "vcl-coreset": "VCL + random coreset", "vcl-memorable": "VCL + memorable coreset",
-    "frcl-random": "FRCL-RND", "frcl-trace": "FRCL-TR", "joint": "joint", "separate": "separate",
-    "finetune": "plain training", "replay": "replay", "der++": "DER++", "functional-l2": "functional L2",
-}  # fmt: skip
-TOY_TITLES = {**METHOD_TITLES, "joint": "batch Adam", "vcl-coreset": "VCL-RP", "vcl-memorable": "VCL-MP"}
+# What the paper calls some methods on the toy, and the benchmarks; what it does not have is named alike.
+TOY_TITLES = {"joint": "batch Adam", "vcl-coreset": "VCL-RP", "vcl-memorable": "VCL-MP"}
 BENCHMARK_TITLES = {
     "toy": "toy", "toy-less-data": "10x less data", "toy-more-data": "10x more data", "toy-sixth-task": "6th task",
     "toy-larger-deviation": "larger deviations", "toy-overlapping": "overlapping tasks", "split-mnist": "Split MNIST",

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
 from fromp.foundation.state import State
-from fromp.lab.benchmarks.catalogue import BENCHMARKS, Settings, settings_for
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.benchmarks.streams import Stream
-from fromp.lab.methods.registry import METHODS
+from fromp.lab.methods import METHODS
 from fromp.lab.results import metrics
 from fromp.lab.results.metrics import Matrix, Summary
 from fromp.lab.results.plan import Plan
@@ -205,23 +205,13 @@ class Experiment:
 
     def make(self, seed: int) -> tuple[Stream, nn.Module]:
         """The stream and the network of one seed, untrained."""
-        return BENCHMARKS[self.benchmark].make(self._settings(), seed)
+        return Plan.read(self.plan).make(seed)
 
-    def changed(self) -> list[str]:
-        """The settings that are not the benchmark's own for this method."""
-        if self.benchmark not in BENCHMARKS:
-            return []
-        preset, settings = settings_for(self.benchmark, {}, self.method), self._settings()
-        matters = Plan(self.benchmark, self.method, settings).matters() if self.method in METHODS else vars(settings)
-        return [k for k, v in vars(settings).items() if k in matters and getattr(preset, k) != v]
-
-    def _settings(self) -> Settings:
-        """Those of the run, as far as they are still known; one that did not exist then is the benchmark's own."""
-        known = {field.name for field in fields(Settings)}
-        values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in self.settings.items() if k in known
-        }
-        return replace(settings_for(self.benchmark, {}, self.method), **values)
+    def changed(self) -> dict[str, Any]:
+        """The settings that are not the benchmark's own for this method, by their present names."""
+        if self.benchmark not in BENCHMARKS or self.method not in METHODS:
+            return {}
+        return Plan.changes(self.plan)
 
     def snapshots(self, seed: int) -> list[Snapshot]:
         """What one seed looked like after each task; none if only results.json is here."""

@@ -40,7 +40,7 @@ def _candidates(found: Any, folder: Path) -> Iterator[Experiment]:
             SeedResult.parse({"seed": seed, "accuracy": [None] * (len(last) - 1) + [last], "seconds": seconds})
             for seed, last, seconds in zip(row["seeds"], row["accuracy"], row["seconds"], strict=True)
         ]
-        settings = {**found["shared"][row["method"]], **row["settings"]}
+        settings = {**row["settings"], **found["shared"][row["method"]]}  # what varies first
         yield Experiment(folder / row["name"], row["benchmark"], row["method"], settings, {}, seeds, row["name"])
 
 

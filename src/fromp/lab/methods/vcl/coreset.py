@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -57,13 +56,15 @@ class RandomCoreset(Coreset):
 class MemorableCoreset(Coreset):
     """The memorable past of an independent run of FROMP, which learns each task just before.
 
-    base: the settings that FROMP has on this benchmark. size: points of each task.
+    base: the plan that FROMP has on this benchmark. size: points of each task.
     """
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, size: int, base: Any, seed: int) -> None:
-        base = replace(base, tau=base.tau * base.memory / size, memory=size)  # as for fewer memorable points
-        self.size, self._base, self._seed = size, base, seed
-        self._fromp = FROMP(deepcopy(model), likelihood, base.tau, size, base.prior_precision, base.jitter, seed=seed)
+        self.size, self._training, self._seed = size, base.training, seed
+        options = base.options
+        self._fromp = FROMP(
+            deepcopy(model), likelihood, options.tau, size, options.prior_precision, options.jitter, seed=seed
+        )
         self._kept = self._next = self._present()
 
     def choose(self, examples: Examples, head: Head, task: int) -> tuple[Tensor, Tensor]:
@@ -74,7 +75,7 @@ class MemorableCoreset(Coreset):
         fromp.load_state_dict(self._kept["fromp"])
         with torch.random.fork_rng(devices=[]):  # dropout's masks: the same when a run is taken up again
             torch.manual_seed(self._seed + task)
-            for _ in Fit(Penalised(fromp), [(examples, head)], self._base.optimisation(), self._seed + task).steps():
+            for _ in Fit(Penalised(fromp), [(examples, head)], self._training, self._seed + task).steps():
                 pass
         scores, classes = assess(fromp.model, examples, fromp.likelihood, torch.Generator(), head, fromp.score)
         fromp.end_task(examples, head)

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Annotated, Any, Literal, final
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -16,8 +17,10 @@ from fromp.foundation.examples import Examples, SomeExamples, as_examples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
-from fromp.lab.methods.vcl.coreset import Coreset
+from fromp.lab.methods.card import MethodCard, register
+from fromp.lab.methods.vcl.coreset import Coreset, MemorableCoreset, RandomCoreset
 from fromp.lab.methods.vcl.usage import not_linear, of_other_heads
+from fromp.lab.settings import AtLeastOne, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
 
@@ -301,3 +304,98 @@ class LocalReparameterisation(TorchFunctionMode):
 
 def _draw(mean: Tensor, deviation: Tensor, noise: torch.Generator) -> Tensor:
     return mean + deviation * torch.randn(mean.shape, generator=noise, device=mean.device, dtype=mean.dtype)
+
+
+@settings
+class Settings:
+    """What VCL is built with."""
+
+    prior_precision: Positive = 1.0
+    """Precision of each weight before any data."""
+    initial_deviation: Positive = 1e-3
+    """Deviation of each weight when a task's training begins."""
+    start: Literal["fresh", "drawn", "initial", "posterior"] = "fresh"
+    """Where each task begins: at fresh or drawn weights, at the initial ones, or at the last posterior."""
+
+
+@settings
+class CoresetSettings(Settings):
+    """What VCL with a coreset is built with."""
+
+    memory: AtLeastOne
+    """Examples withheld from each task."""
+    coreset_epochs: Annotated[int, Field(ge=0)] = 100
+    """Passes over the coreset before each test."""
+
+
+_SPLIT = {"batch_size": 256, "lr": 3e-3, "schedule": "linear-decay"}
+_TRAINING: dict[str, dict[str, Any]] = {
+    "*": {"clip_norm": None},
+    "toy": {"epochs": 200, "batch_size": 40, "lr": 1e-2, "schedule": "constant"},
+    "split-mnist": {**_SPLIT, "epochs": 30, "initial_deviation": 0.01},
+    "split-mnist-small": {**_SPLIT, "epochs": 60},
+    "permuted-mnist": {"epochs": 100, "batch_size": 1024, "lr": 1e-2},
+}
+_CORESET_EPOCHS = {"toy": 200, "split-mnist": 600, "split-mnist-small": 600, "permuted-mnist": 200}
+
+
+def _with_coreset(choose: Callable[..., Coreset]) -> Callable[..., Method]:
+    def build(model: nn.Module, likelihood: Likelihood, s: Any, seed: int) -> Method:
+        return VCL(
+            model,
+            likelihood,
+            s.prior_precision,
+            s.initial_deviation,
+            seed,
+            choose(model, likelihood, s, seed),
+            s.coreset_epochs,
+            s.batch_size,
+            s.lr,
+            s.start,
+        )
+
+    return build
+
+
+register(
+    MethodCard(
+        name="vcl",
+        title="VCL",
+        paper="Nguyen et al. 2018, Swaroop et al. 2019",
+        keeps="means and deviations of the weights, the last and the initial ones",
+        step_cost="twice the maps, and a KL",
+        settings=Settings,
+        build=lambda model, likelihood, s, seed: VCL(
+            model, likelihood, s.prior_precision, s.initial_deviation, seed, start=s.start
+        ),
+        presets=_TRAINING,
+    )
+)
+register(
+    MethodCard(
+        name="vcl-coreset",
+        title="VCL + random coreset",
+        paper="Nguyen et al. 2018, Swaroop et al. 2019",
+        keeps="what vcl keeps, one refined copy per head, random points",
+        step_cost="twice the maps, and a KL; the coreset before each test",
+        settings=CoresetSettings,
+        build=_with_coreset(lambda model, likelihood, s, seed: RandomCoreset(likelihood, s.memory, seed)),
+        random_memory=True,
+        colour=5,
+        presets=_TRAINING | {name: _TRAINING[name] | {"coreset_epochs": n} for name, n in _CORESET_EPOCHS.items()},
+    )
+)
+register(
+    MethodCard(
+        name="vcl-memorable",
+        title="VCL + memorable coreset",
+        paper="Pan et al. 2020",
+        keeps="what vcl keeps, one refined copy per head, all that FROMP keeps",
+        step_cost="twice the maps, and a KL; the coreset before each test; a run of FROMP",
+        settings=CoresetSettings,
+        build=_with_coreset(
+            lambda model, likelihood, s, seed: MemorableCoreset(model, likelihood, s.memory, s.base(s.memory), seed)
+        ),
+        presets=_TRAINING | {name: _TRAINING[name] | {"coreset_epochs": n} for name, n in _CORESET_EPOCHS.items()},
+    )
+)

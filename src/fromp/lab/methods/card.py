@@ -1,0 +1,77 @@
+"""A method's card: all that the laboratory knows of it, in one place, beside the method itself."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from fromp.foundation.errors import FrompError
+from fromp.lab.methods.base import Method
+from fromp.lab.settings import require_known, settings
+from fromp.likelihoods import Likelihood
+
+
+@settings
+class NoSettings:
+    """A method has none of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodCard:
+    """A method, and what one has to know to choose it, run it and show it."""
+
+    name: str
+    title: str
+    build: Callable[[nn.Module, Likelihood, Any, int], Method]
+    """Called with the model, the likelihood, all settings of the run by name, and a seed."""
+    paper: str = ""
+    keeps: str = ""
+    """What it keeps of the past."""
+    step_cost: str = ""
+    """What a step costs beside that of plain training."""
+    settings: type = NoSettings
+    """Its own; one called `memory` has the benchmark's value unless a preset or the user gives another."""
+    needs_task_at_test: bool = False
+    """Whether it is told the task at test time even where there is one head."""
+    random_memory: bool = False
+    """Whether the points it keeps are random ones, whose scores tell nothing."""
+    sequential: bool = True
+    """Whether one network learns task after task, so that transfer between them means something."""
+    colour: int | None = None
+    """Its place among the colours of figures; None for the next one."""
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings other than the benchmark's own and the defaults, by the benchmark's name or a pattern such as `toy*`;
+    later ones win."""
+    grows_with: Mapping[str, str] = field(default_factory=dict)
+    """Settings that change by the same factor as another one, unless they are given."""
+    shrinks_with: Mapping[str, str] = field(default_factory=dict)
+    """Settings that change by the inverse factor of another one, unless they are given."""
+
+    def preset(self, benchmark: str) -> dict[str, Any]:
+        """Its settings on a benchmark that are not the benchmark's own or the defaults."""
+        found: dict[str, Any] = {}
+        for pattern, values in self.presets.items():
+            if fnmatchcase(benchmark, pattern):
+                found |= values
+        return found
+
+
+METHODS: dict[str, MethodCard] = {}
+
+# Presets of methods that clip only where they are to share FROMP's first task.
+UNCLIPPED: dict[str, dict[str, Any]] = {"*": {"clip_norm": None}, "split-cifar*": {"clip_norm": 1000.0}}
+
+
+def register(card: MethodCard) -> None:
+    """Let a method be known by its name."""
+    if card.name in METHODS:
+        raise FrompError(f"there is a method '{card.name}' already; give this one another name.")
+    METHODS[card.name] = card
+
+
+def method(name: str) -> MethodCard:
+    """The card of that name, or an error that names the nearest."""
+    require_known("method", name, METHODS)
+    return METHODS[name]
