@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint docs clean
+.PHONY: setup demo test test-slow lint docs clean
 
 setup: .venv/installed
 
@@ -15,6 +15,9 @@ demo: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
 	$(BIN)/ruff check .
