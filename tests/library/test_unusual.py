@@ -468,7 +468,8 @@ def test_no_penalty_still_learns_when_gradients_are_clipped(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["runs"][0]["average_accuracy"] > 0.9
 
 
-def test_terminating_several_jobs_leaves_no_process_behind(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_terminating_several_jobs_leaves_no_process_behind(tmp_path, number):
     """Orphans would go on writing into a folder that the next run believes to be its own."""
     command = [sys.executable, "-m", "fromp", "run", "toy", "--seeds", "2", "--jobs", "2", "--epochs", "500"]
     command += ["--quiet", "--checkpoint-seconds", "0.2", "--out", str(tmp_path)]
@@ -478,9 +479,9 @@ def test_terminating_several_jobs_leaves_no_process_behind(tmp_path):
         while len(list(tmp_path.glob("seeds/*/checkpoint/manifest.json"))) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         process.wait(timeout=60)
-        time.sleep(2)
+        time.sleep(4)
         before = [path.read_bytes() for path in sorted(tmp_path.glob("seeds/*/checkpoint/manifest.json"))]
         time.sleep(2)
         after = [path.read_bytes() for path in sorted(tmp_path.glob("seeds/*/checkpoint/manifest.json"))]

@@ -1,12 +1,15 @@
 """Seeds learned one after another or several at once, each resumable, all in one folder."""
 
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -168,7 +171,21 @@ def _terminable() -> Iterator[None]:
 
 def _on_one_core(one: Callable[[Job], int], job: Job) -> int:
     torch.set_num_threads(1)
+    _end_with_parent()
     return one(job)
+
+
+@cache
+def _end_with_parent() -> None:
+    """End this process soon after the one that started it, however that ended: an orphan would train on and write."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)  # a run can be killed at any moment
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _learn_and_show(execution: Execution, alone: bool, job: Job) -> int:
@@ -194,8 +211,13 @@ def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
 
 
 def _learn_one(execution: Execution, job: Job, show: Callable[[Progress], None]) -> int:
+    path = seed_folder(job.out, job.seed)
+    with exclusive_folder(path):  # beside the lock on all seeds: a worker may outlive the process that holds that one
+        return _learn_in(path, execution, job, show)
+
+
+def _learn_in(path: Path, execution: Execution, job: Job, show: Callable[[Progress], None]) -> int:
     plan, seed, out = job.plan, job.seed, job.out
-    path = seed_folder(out, seed)
     run = run_of(plan, benchmark(plan.benchmark), seed, path, execution.first_task)
     log = tensorboard.watcher(path / "tensorboard") if execution.tensorboard else None
     again = done(out, seed)  # for its snapshots: until it is done once more, what it came to before stands
