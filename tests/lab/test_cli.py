@@ -224,7 +224,7 @@ def test_an_interrupted_run_says_so_on_standard_error(number, tmp_path, capsys, 
     monkeypatch.setattr(Run, "learn", learn)
     assert main(["run", "toy", *QUICK, "--json", "--out", str(tmp_path)]) == 128 + number
     said = capsys.readouterr()
-    assert "seed 0: saved; run the same command again to go on" in said.err
+    assert "seed 0: saved; run the same command again to resume" in said.err
     assert said.out == ""
 
 

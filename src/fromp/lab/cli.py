@@ -181,7 +181,7 @@ def run(
         fromp run permuted-mnist --memory 40 --set lr=0.003 --out runs/mine
 
     Args:
-        task_free: Detect where tasks begin instead of being told (docs/library/task-free.md).
+        task_free: Detect task boundaries instead of using the given ones (docs/library/task-free.md).
         out: Folder of the results; runs/BENCHMARK-METHOD if not given.
         json: Print results.json alone, with `folder` and `report`.
     """

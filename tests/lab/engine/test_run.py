@@ -181,7 +181,7 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path, capsys):
     arguments = ["run", "toy", "--tasks", "1", "--epochs", "1", "--quiet", "--out", str(tmp_path)]
     assert main(arguments) == 0
     assert main([*arguments, "--set", "lr=0.02"]) == 2
-    assert "another lr; choose another --out" in capsys.readouterr().err
+    assert "different lr; give another --out" in capsys.readouterr().err
     assert main([*arguments, "--method", "joint"]) == 2
 
 
@@ -287,7 +287,7 @@ def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, c
     assert main(arguments) == 0  # as in a clone, which has the results alone
     assert not list(tmp_path.glob("*/seeds/*/checkpoint"))
     assert main([*arguments, "--epochs", "3"]) == 2
-    assert "holds a run with another epochs" in capsys.readouterr().err
+    assert "already holds a run with a different epochs" in capsys.readouterr().err
 
 
 def test_a_first_task_that_another_run_leaves_meanwhile_is_not_written_over(tmp_path):
@@ -394,7 +394,7 @@ def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatc
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):
     Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).complete()
     other = Plan.of("toy", "frorp", tasks=2, epochs=3)
-    with pytest.raises(CheckpointError, match="other settings"):
+    with pytest.raises(CheckpointError, match="different settings"):
         Run(other, BENCHMARKS["toy"], 0, tmp_path).complete()
 
 

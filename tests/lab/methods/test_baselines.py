@@ -615,7 +615,7 @@ def test_vcl_can_start_each_task_where_the_last_one_ended():
     method.begin_task(TensorExamples(*data(1)), None, [])
     for then, now in zip(learned, (dict(model.named_parameters()), method.log_deviation), strict=True):
         assert all(torch.equal(now[name], value) for name, value in then.items())
-    with pytest.raises(FrompError, match="start='middle' is not known; use one of fresh, drawn, initial, posterior"):
+    with pytest.raises(FrompError, match="unknown start 'middle'; known: fresh, drawn, initial, posterior"):
         VCL(model, Categorical(), 4.0, 1e-2, 0, start="middle")
 
 

@@ -209,7 +209,7 @@ def test_other_settings_are_an_error_that_names_them(tmp_path, monkeypatch, caps
     monkeypatch.setitem(EXHIBITS, "tiny", shown(TINY))
     write(tmp_path, TINY, 2, lr=0.5)
     assert cli.main(["reproduce", "tiny", "--out", str(tmp_path)]) == 2
-    assert "holds a run with another lr" in capsys.readouterr().err
+    assert "already holds a run with a different lr" in capsys.readouterr().err
 
 
 def test_an_unknown_name_gets_the_nearest(tmp_path, capsys):

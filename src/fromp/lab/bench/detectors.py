@@ -35,7 +35,7 @@ from fromp.taskfree.learner import TaskFree
 
 BATCH_SIZE = 128
 MOST_ALARMS = 40  # after which a trial is over: every one of them is a task to remember, and makes a step slower
-COSTS = ("cost", "first_task_cost", "sample_cost")  # of looking, of it in the first task, and of the sample
+COSTS = ("cost", "first_task_cost", "sample_cost")  # of detection, of detection in the first task, of the sample
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trial:
     title: str
     tasks: Callable[[Arrays, int], Stream]
     order: Sequence[int]
-    minibatches: int | None = None  # of each task
+    minibatches: int | None = None  # minibatches per task
 
     def parts(self, images: Arrays, seed: int, share: float) -> Iterator[Iterator[Batch]]:
         """The minibatches of each task in turn; a share of them for a quick look."""

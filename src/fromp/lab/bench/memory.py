@@ -31,7 +31,7 @@ def print_growth(name: str, case: str) -> None:
 
 
 def _peak(reset: bool = False) -> int:
-    """The highest resident memory so far in kB; after a reset it counts anew."""
+    """The highest resident memory in kB since the last reset."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -75,7 +75,7 @@ def initialise(network: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def num_weights(model: nn.Module) -> int:
-    """How many numbers training changes."""
+    """The number of trainable weights."""
     return sum(math.prod(p.shape) for p in model.parameters() if p.requires_grad)
 
 

@@ -19,7 +19,7 @@ from fromp.lab.settings import AtLeastOne, Share, settings
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned in one go: its data, and the outputs that belong to it."""
+    """One task: its data, and the outputs that belong to it."""
 
     name: str
     train: TensorExamples
@@ -38,10 +38,10 @@ class Stream(ABC):
 
     @abstractmethod
     def task(self, place: int) -> Task:
-        """The task at that place, from 0."""
+        """The task with that index, from 0."""
 
     def picture(self, place: int, x: Tensor) -> Tensor | None:
-        """Inputs of a task as a person would look at them, (n, channels, height, width); None if they are no images."""
+        """Inputs of a task as images, (n, channels, height, width); None if they are not images."""
         return x if x.ndim == 4 and x.shape[1] in (1, 3) else None
 
     def __iter__(self) -> Iterator[Task]:
@@ -54,7 +54,7 @@ Heads: TypeAlias = Callable[[Groups, int], tuple[Head, tuple[int, ...]]]
 
 
 def head_a_task(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
-    """Task-incremental: every task has outputs of its own, and a test says which task it is of."""
+    """Task-incremental: every task has outputs of its own, and the task label is given at test time."""
     first, count = sum(map(len, groups[:place])), len(groups[place])
     return tuple(range(first, first + count)), tuple(range(count))
 
@@ -65,7 +65,7 @@ def one_head(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
 
 
 def output_a_class(groups: Groups, place: int) -> tuple[Head, tuple[int, ...]]:
-    """Class-incremental: every class has an output, and a test is between all of them."""
+    """Class-incremental: every class has an output; no task label at test time."""
     return None, groups[place]
 
 
@@ -127,7 +127,7 @@ class Permuted(Stream):
 
 @final
 class Concatenated(Stream):
-    """Streams with a head a task, one after another, their heads side by side."""
+    """Multi-head streams, one after another, their heads side by side."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = list(streams)
@@ -158,7 +158,7 @@ class Concatenated(Stream):
 
 @final
 class Rotated(Stream):
-    """Every task is all the images, turned further and further about their centre."""
+    """Every task is all the images, rotated further and further about their centre."""
 
     def __init__(self, images: Arrays, degrees: Sequence[float], num_outputs: int) -> None:
         self._images, self._degrees, self.num_outputs = images, tuple(degrees), num_outputs

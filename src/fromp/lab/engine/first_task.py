@@ -1,4 +1,4 @@
-"""The first task, which every method that only adds a penalty learns alike: one run saves it, the others load it."""
+"""The first task, which is the same for every method that only adds a penalty: one run saves it, the others load it."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ class FirstTask:
         self.path = root / hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
     def load(self, fit: Fit) -> float | None:
-        """Bring a fit to the task's end, if another run has saved it; the seconds that it took then."""
+        """Load the end of the task into a fit, if another run has saved it; returns the seconds that it took then."""
         if not (self.path / storage.MANIFEST).exists():
             return None
         state = storage.read(self.path, "first task")
@@ -33,7 +33,7 @@ class FirstTask:
         return float(state["seconds"])
 
     def save(self, fit: Fit, seconds: float) -> None:
-        """Write the task down as it is after its last step, unless another run has been first."""
+        """Save the task after its last step, unless another run has saved it already."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.parent / ".lock"):
             if not (self.path / storage.MANIFEST).exists():

@@ -30,10 +30,10 @@ class Fit:
         self.num_steps = settings.epochs * self._batches.steps_per_epoch
         self.optimizer = optimizer or settings.optimizer(method.parameters())
         self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
-        self.largest_norm = -math.inf  # of the gradient, before it was clipped; infinite where nobody knows it
+        self.largest_norm = -math.inf  # of the gradient before clipping; infinite if not measured
 
     def steps(self) -> Iterator[int]:
-        """Train from the present step to the last, yielding the number of steps done."""
+        """Train from the current step to the last, yielding the number of steps done."""
         settings = self.settings
         factor = SCHEDULES[settings.schedule]
         self.method.model.train()
@@ -58,11 +58,11 @@ class Fit:
         return self.largest_norm if math.isfinite(self.largest_norm) else None
 
     def state_dict(self) -> State:
-        """The step, the optimiser's moments and the largest norm so far."""
+        """The step, the optimizer's moments and the largest norm so far."""
         return {"step": self.step, "moments": moments(self.optimizer), "largest_norm": self.known_norm}
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from where `state_dict` was taken."""
+        """Continue from where `state_dict` was taken."""
         restore_moments(self.optimizer, state["moments"])
         self.step = state["step"]
         self.largest_norm = math.inf if state["largest_norm"] is None else state["largest_norm"]

@@ -107,7 +107,7 @@ def exclusive_folder(out: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise CheckpointError(f"another process is working in {out}; wait for it, or choose another --out.") from error
+        raise CheckpointError(f"another process is working in {out}; wait for it, or give another --out.") from error
     try:
         yield
     finally:
@@ -120,7 +120,8 @@ def _working_in(out: Path, plan: Plan) -> Iterator[None]:
     with exclusive_folder(out):
         if (out / "results.json").exists() and (different := plan.differences(store.read(out).plan)):
             raise CheckpointError(
-                f"{out} holds a run with another {', '.join(different)}; choose another --out, or remove that folder."
+                f"{out} already holds a run with a different {', '.join(different)}; "
+                "give another --out, or remove that folder."
             )
         store.unfold(out)
         yield
@@ -152,7 +153,7 @@ def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], execution: Executio
 
 
 class _Terminated(BaseException):
-    """SIGTERM came to the process that waits for the others."""
+    """The process that waits for the others has received SIGTERM."""
 
 
 @contextmanager
@@ -196,7 +197,7 @@ def _learn_and_show(execution: Execution, alone: bool, job: Job) -> int:
 
 
 def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
-    """Learn a seed among many: a line now and then, and at the end one that says how it went."""
+    """Learn one seed of many: a line now and then, and one with the result at the end."""
     console, place = PlainConsole(), f"{jobs.index(job) + 1}/{len(jobs)}"
     try:
         code = _learn_one(execution, job, NowAndThen(console, place, execution.quiet))
@@ -220,7 +221,7 @@ def _learn_in(path: Path, execution: Execution, job: Job, show: Callable[[Progre
     plan, seed, out = job.plan, job.seed, job.out
     run = run_of(plan, benchmark(plan.benchmark), seed, path, execution.first_task)
     log = tensorboard.watcher(path / "tensorboard") if execution.tensorboard else None
-    again = done(out, seed)  # for its snapshots: until it is done once more, what it came to before stands
+    again = done(out, seed)  # learned again for its snapshots: its earlier result stands until it is done
 
     try:
         for progress in run.learn(execution.checkpoint_seconds):
@@ -231,7 +232,7 @@ def _learn_in(path: Path, execution: Execution, job: Job, show: Callable[[Progre
                 log(progress)
         store.record(out, plan, run.result())
     except Interrupted as stop:
-        print(f"  seed {seed}: saved; run the same command again to go on", file=sys.stderr)
+        print(f"  seed {seed}: saved; run the same command again to resume", file=sys.stderr)
         return 128 + stop.number
     return 0
 

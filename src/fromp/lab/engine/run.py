@@ -1,4 +1,4 @@
-"""A run: one method learns one benchmark with one seed, and can be stopped and taken up again at any step."""
+"""A run: one method learns one benchmark with one seed, and can be stopped and resumed at any step."""
 
 import math
 import resource
@@ -39,12 +39,12 @@ CHECKPOINT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, for whoever watches it."""
+    """Progress of a run."""
 
     seed: int
     task: int
     num_tasks: int
-    past_steps: int  # of the tasks before
+    past_steps: int  # steps of the tasks before
     step: int
     num_steps: int
     num_epochs: int
@@ -55,7 +55,7 @@ class Progress:
 
 
 class Interrupted(Exception):
-    """A signal signals_received the run to stop; it has been saved."""
+    """A signal stopped the run; it has been saved."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -70,16 +70,16 @@ class Run:
         self.stream, self.model = benchmark.make(plan.stream, plan.network, seed)
         self.method = build_method(plan, self.model, seed)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
-        self.steps: list[int] = []  # of each task
-        self.threads: list[int | None] = []  # of each task; None where they changed, or where another run learned it
-        self.norms: list[float | None] = []  # the largest of the gradient in each task, where it is clipped
-        self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # of the task at hand
+        self.steps: list[int] = []  # steps of each task
+        self.threads: list[int | None] = []  # per task; None if they changed within it, or if another run learned it
+        self.norms: list[float | None] = []  # largest norm of the gradient in each task, if it is clipped
+        self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # of the current task
         self._first_task = None
         if first_task is not None and self.method.starts_plain:
             self._first_task = FirstTask(first_task, plan, seed)
 
     def learn(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> Iterator[Progress]:
-        """Learn what is left of the stream, saying after each step and each task where it stands."""
+        """Learn the rest of the stream; yields the progress after each step and each task."""
         with torch.random.fork_rng(devices=[]), threads_for(self.model), interruptions() as signals_received:
             torch.manual_seed(hash_seed(self.seed, 1))
             saved = self._load()
@@ -93,7 +93,7 @@ class Run:
                 saved = None
 
     def complete(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> SeedResult:
-        """Learn what is left, unwatched, and return what it came to."""
+        """Learn the rest without yielding, and return the result."""
         for _ in self.learn(checkpoint_seconds):
             pass
         return self.result()
@@ -115,7 +115,7 @@ class Run:
         )
 
     def _begin_task(self, saved: State | None) -> Fit:
-        """The fit of the task at hand, as far as it was saved or as another run has left it."""
+        """The fit of the current task, as far as it was saved or as another run has left it."""
         task, begun = self.stream.task(self.task), time.monotonic()
         if saved is not None:
             self._restore(saved)
@@ -137,7 +137,7 @@ class Run:
         return Fit(self.method, training, settings, seed)
 
     def _fit(self, fit: Fit, checkpoint_seconds: float, signals_received: list[int]) -> Iterator[Progress]:
-        """Take the steps that are left of a task, saving now and then, and at the end."""
+        """Take the remaining steps of a task, with checkpoints in between and at the end."""
         last = time.monotonic()
         for _ in fit.steps():
             self._after_step()
@@ -198,7 +198,7 @@ class Run:
         storage.write(self.path / "tasks" / str(self.task), "task", state)
 
     def _state(self) -> State:
-        """Everything that the rest of the run depends on, but the fit of the task at hand."""
+        """Everything that the rest of the run depends on, except the fit of the current task."""
         return {
             "plan": self.plan.as_json(), "seed": self.seed, "task": self.task, "rows": self.rows,
             "seconds": self.seconds, "steps": self.steps, "threads": self.threads, "norms": self.norms,
@@ -216,13 +216,13 @@ class Run:
         storage.write(self.path / "checkpoint", "run", state)
 
     def _load(self) -> State | None:
-        """The checkpoint if there is one, with everything but the task at hand restored."""
+        """The checkpoint if there is one, with everything restored except the current task."""
         if not (self.path / "checkpoint" / storage.MANIFEST).exists():
             return None
         state = storage.read(self.path / "checkpoint", "run")
         if self.plan.differences(state["plan"]) or state["seed"] != self.seed:
             raise CheckpointError(
-                f"{self.path} holds a run with other settings; choose another --out, or remove that folder."
+                f"{self.path} already holds a run with different settings; give another --out, or remove that folder."
             )
         self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
         self.steps, self.threads, self.norms = state["steps"], state["threads"], state["norms"]
@@ -273,7 +273,7 @@ def run_of(plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: 
 
 @contextmanager
 def interruptions() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM noted in a list instead of acted on; a second one is obeyed at once."""
+    """SIGINT and SIGTERM are recorded in a list; a second one takes effect at once."""
     signals_received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -283,7 +283,7 @@ def interruptions() -> Iterator[list[int]]:
 
     try:
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # only a main thread may listen
+    except ValueError:  # only the main thread can set handlers
         before = {}
     try:
         yield signals_received

@@ -1,4 +1,4 @@
-"""A run whose learner is not told where tasks begin."""
+"""A run without given task boundaries."""
 
 import inspect
 from dataclasses import replace
@@ -26,13 +26,13 @@ from fromp.taskfree.learner import TaskFree
 
 @final
 class TaskFreeRun(Run):
-    """One seed of a plan: each task's minibatches are shown to a learner that finds out by itself where one ends."""
+    """One seed of a plan, with a learner that detects task boundaries in the minibatches."""
 
     def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path) -> None:
         super().__init__(plan, benchmark, seed, path)
         if not isinstance(self.method, Penalised):
             raise FrompError(
-                f"{plan.method} must be told when a task begins; use a method that is only a penalty, such as fromp."
+                f"{plan.method} needs to know when a task begins; use a method that is only a penalty, such as fromp."
             )
         self._penalised = self.method
         settings, regulariser = plan.settings, self.method.regulariser
@@ -59,17 +59,17 @@ class TaskFreeRun(Run):
         self._trace.append([*self.learner.detector.values])
 
     def _end_task(self) -> None:
-        """Nothing is told to the learner; the trace is written down for pictures."""
+        """The learner is not informed; the trace is recorded for figures."""
         self._ends.append(len(self._trace))
         values = torch.tensor(self._trace, dtype=torch.double)
         found = {"values": values, "names": self.learner.detector.names, **self._boundaries()}
         storage.write(self.path / "trace", "trace", found)
 
     def _remembered(self) -> Memory | None:
-        return None  # the task at hand is not remembered before its end is found
+        return None  # the current task is not remembered before its end is found
 
     def _boundaries(self) -> dict[str, Any]:
-        """Where tasks were found to begin, and what is to be said of it."""
+        """The detected task boundaries, with delays and false alarms."""
         true = [end for end in self._ends if end < len(self._trace)]
         found = metrics.detection(true, self.learner.boundaries)
         if true and "Welch's t" in (names := self.learner.detector.names):
@@ -89,7 +89,7 @@ class TaskFreeRun(Run):
 
 @final
 class TaskFreeFit(Fit):
-    """A task's minibatches, shown to a learner that is not told of it."""
+    """A task's minibatches, shown to a learner without the boundary."""
 
     def __init__(
         self, learner: TaskFree, method: Penalised, training: TrainingSets, settings: Training, seed: int

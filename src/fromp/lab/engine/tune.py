@@ -1,4 +1,4 @@
-"""Settings tried on held-out training data: the test data are never looked at when one is chosen."""
+"""Settings tried on held-out training data: test data are never used to choose one."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -13,7 +13,7 @@ from fromp.lab.results.format import results_table
 from fromp.lab.results.plan import Plan, parse_setting
 from fromp.lab.settings import as_text
 
-HELD_OUT = 0.1  # of the training data
+HELD_OUT = 0.1  # share of the training data
 
 
 def parse_values(text: str) -> tuple[str, list[str]]:

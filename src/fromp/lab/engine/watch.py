@@ -12,8 +12,8 @@ from fromp.lab.engine.run import Progress
 from fromp.lab.methods import METHODS
 from fromp.lab.results.format import Table
 
-EVERY_SECONDS = 30.0  # between plain lines within a task
-REFRESH_SECONDS = 0.2  # between updates of the live line
+EVERY_SECONDS = 30.0  # time between plain lines within a task
+REFRESH_SECONDS = 0.2  # time between updates of the live line
 
 
 class Watcher:

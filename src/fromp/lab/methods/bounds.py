@@ -1,4 +1,4 @@
-"""The floor and the ceilings: methods that do nothing about forgetting, or are spared it."""
+"""Lower and upper bounds: plain training, and training without forgetting."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -19,7 +19,7 @@ from fromp.likelihoods import Likelihood
 
 @final
 class Finetune(Method):
-    """Plain training, task after task: the floor."""
+    """Plain training, task after task: the lower bound."""
 
     starts_plain = True
 
@@ -35,7 +35,7 @@ class Finetune(Method):
 
 @final
 class Joint(Method):
-    """A fresh network trained on the data of all tasks so far: what there would be without forgetting.
+    """A fresh network trained on the data of all tasks: the upper bound, without forgetting.
 
     joint_from: the first task after which it is trained at all; before, the network stays as it was initialised.
     """

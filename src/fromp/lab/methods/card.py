@@ -34,7 +34,7 @@ class MethodCard:
     settings: type = NoSettings
     """Its own; one called `memory` has the benchmark's value unless a preset or the user gives another."""
     needs_task_at_test: bool = False
-    """Whether it is told the task at test time even where there is one head."""
+    """Whether the task label is needed at test time, also with one head."""
     random_memory: bool = False
     """Whether the points it keeps are random ones, whose scores tell nothing."""
     sequential: bool = True

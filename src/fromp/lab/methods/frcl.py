@@ -102,7 +102,7 @@ class LastLayer:
         return prior / self.prior_precision + back.T @ q.covariance @ back
 
     def uncertainty(self, phi: Tensor, scatter: Tensor) -> float:
-        """tr(K_xx - K_xz K_zz^-1 K_zx), what points with the features phi leave open; scatter is Phi_x' Phi_x."""
+        """tr(K_xx - K_xz K_zz^-1 K_zx), the variance left by points with the features phi; scatter is Phi_x' Phi_x."""
         explained = (phi.T @ self._back(phi)[0] * scatter).sum()
         return float((scatter.trace() - explained) / self.prior_precision)
 
@@ -176,7 +176,7 @@ class FRCL(Method):
         self.memory_size, self.initial_deviation, self.search = memory, initial_deviation, search
         self.layer = LastLayer(prior_precision, jitter)
         self.past: list[Inducing] = []
-        self.task, self.num_examples = -1, 1  # of q(w), which outlives its task's end until the next begins
+        self.task, self.num_examples = -1, 1  # those of q(w), which is kept until the next task begins
         self.mean = self.factor = torch.empty(0, 0)  # (c, w), (c, w, v)
         self._linear: nn.Linear | None = None
         self._generator = torch.Generator().manual_seed(seed)
@@ -286,7 +286,7 @@ class FRCL(Method):
         self._generator.set_state(state["generator"].cpu())
 
     def _remembered(self, task: int) -> tuple[Tensor, Inducing]:
-        """The present features of a past task's inducing points, and what was known there."""
+        """The current features of a past task's inducing points, and q(u) there."""
         return self.features(self.memories[task].inputs), self.past[task]
 
 
@@ -319,7 +319,7 @@ def _marginals(phi: Tensor, mean: Tensor, factor: Tensor) -> Marginals:
 
 
 def _into(old: Tensor, new: Tensor) -> Tensor:
-    """The new values, in the old tensor if it has their shape: an optimiser may hold on to it."""
+    """The new values, in the old tensor if it has their shape: an optimizer may refer to it."""
     if old.shape != new.shape:
         return new.clone().requires_grad_()
     with torch.no_grad():

@@ -42,7 +42,7 @@ class Rehearsal(ABC):
         self._generator = generator
 
     def draw(self, size: int, beside: Sequence[Tensor]) -> list[tuple[HeadBatch, Tensor]]:
-        """`size` examples of all the past, one part per head, with what stands beside each: one tensor per memory."""
+        """`size` examples of all past tasks, one part per head, with their rows of `beside`, one tensor per memory."""
         sizes = [len(memory) for memory in self.memories]
         chosen = torch.randint(sum(sizes), (size,), generator=self._generator)
         by_head: dict[Head, list[tuple[Inputs, Tensor, Tensor]]] = {}
@@ -75,10 +75,10 @@ class WithOutputs(Rehearsal):
 
     def __init__(self, model: nn.Module, likelihood: Likelihood, memory: int, seed: int) -> None:
         super().__init__(model, likelihood, memory, seed)
-        self.outputs: list[Tensor] = []  # of each memory
+        self.outputs: list[Tensor] = []  # the model's outputs at each memory
 
     def outputs_at(self, memories: Sequence[Memory]) -> list[Tensor]:
-        """The present outputs at some memories."""
+        """The current outputs at some memories."""
         with evaluating(self.model), torch.no_grad():
             return [outputs(self.model, memory.inputs, memory.head) for memory in memories]
 

@@ -33,13 +33,13 @@ class SI:
     def __init__(self, model: nn.Module, likelihood: Likelihood, strength: float, damping: float) -> None:
         self.model, self.likelihood, self.strength, self.damping = model, likelihood, strength, damping
         self.importance: dict[str, Tensor] = {}  # Omega
-        self.path: dict[str, Tensor] = {}  # omega of the task at hand
+        self.path: dict[str, Tensor] = {}  # omega of the current task
         self.start: dict[str, Tensor] = {}  # w_(t-1)
         self._before: dict[str, Tensor] = {}  # the weights at the last call of `penalty`
         self.begin_task()
 
     def begin_task(self) -> None:
-        """Start a path at the present weights, those included that were frozen until now."""
+        """Start a path at the current weights, including those that were frozen until now."""
         for name, weight in self._weights().items():
             self.start[name] = weight.clone()
             self.path[name] = torch.zeros_like(weight)
@@ -53,7 +53,7 @@ class SI:
         return self.strength * torch.stack(distances).sum()
 
     def after_step(self, gradients: Mapping[str, Tensor] | None = None) -> None:
-        """Go on with the path: minus the data loss's gradient, before the step, times the step.
+        """Continue the path: minus the data loss's gradient, before the step, times the step.
 
         gradients: that of the data loss alone. Without it, it is what `backward` left less the penalty's own; a
         gradient that was clipped in between counts as it was clipped.
@@ -112,7 +112,7 @@ class SIMethod(Penalised):
         weights = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
         gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
         self._gradients = dict(zip(weights, gradients, strict=True))
-        # The network has been differentiated: what goes on has the same value and the same gradient, and is linear.
+        # The network has been differentiated; this has the same value and gradient, and is linear.
         linear = [(g * (weights[name] - weights[name].detach())).sum() for name, g in self._gradients.items()]
         return Loss(loss.detach() + torch.stack(linear).sum(), self.penalty())
 

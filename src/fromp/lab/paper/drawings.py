@@ -21,7 +21,7 @@ from fromp.lab.results.record import Experiment
 from fromp.likelihoods import Categorical
 from fromp.memory import assess, per_class
 
-PICTURES = 20  # at either end of the order
+PICTURES = 20  # pictures at either end of the order
 
 
 class MissingRuns(FrompError):
@@ -65,7 +65,7 @@ def memorable(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     for order in (scores, -scores):
         pictures = stream.picture(0, task.train.take(per_class(order, classes, PICTURES))[0])  # type: ignore[arg-type]
         if pictures is None:
-            raise MissingRuns(f"the inputs of {needed[0].benchmark} are no pictures")
+            raise MissingRuns(f"the inputs of {needed[0].benchmark} are not images")
         ends.append(drawable(pictures))
     return paper_figures.memorable(ends[0], ends[1])
 
@@ -95,7 +95,7 @@ def toy_methods(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
 
 
 def entropies(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
-    """Of the Gaussian of each weight, log(2 pi e v) / 2, layer by layer, after each task."""
+    """The entropy of each weight's Gaussian, log(2 pi e v) / 2, layer by layer, after each task."""
     found, seed = _pictured(kept, needed[0])
     stream, model = found.make(seed)
     names = trainable(model)

@@ -24,7 +24,7 @@ class Exhibit(ABC):
     """A table or a figure."""
 
     name: str
-    place: str  # in the paper
+    place: str  # where it stands in the paper
     title: str
 
     @property
@@ -37,7 +37,7 @@ class Exhibit(ABC):
         """The exhibit from what is kept of its runs; a figure that lacks some is an error that says which."""
 
     def runs(self, quick: bool = False) -> list[Required]:
-        """What it needs; in a quick version several may come to the same."""
+        """What it needs; in a quick version several may be equal."""
         by_place = {runs.place: runs for runs in (one.quick() if quick else one for one in self.needed)}
         return list(by_place.values())
 
@@ -72,7 +72,7 @@ class Curve(Exhibit):
     methods: Sequence[str]
     setting: str
     values: Sequence[float]
-    label: str  # of the axis
+    label: str  # the axis's label
 
     @property
     def needed(self) -> Sequence[Required]:
@@ -140,7 +140,7 @@ CIFAR = _five("fromp", "fromp-l2", "ewc", "si", "vcl-coreset", "joint", "separat
 TOY = {"fromp": 10, "frorp": 10, "vcl-coreset": 5, "vcl-memorable": 5, "vcl": 5, "joint": 5}
 VARIATIONS = [name for name in BENCHMARKS if name.startswith("toy")]
 WITH_MEMORY = ("fromp", "frorp", "fromp-l2")
-SIZES = (10, 20, 40, 100)  # of memory, below the preset of 200; tau grows by the same factor
+SIZES = (10, 20, 40, 100)  # points per task, below the preset of 200; tau grows by the same factor
 POINTS = "points per task"
 FREE = {"boundaries": "welch", "schedule": "constant"}
 ONE_TOY = [Required("toy", "fromp", 10, pictures=1)]

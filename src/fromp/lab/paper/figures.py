@@ -12,7 +12,7 @@ from fromp.lab.methods import METHODS
 from fromp.lab.report.figures.statistic import draw_statistic
 from fromp.lab.report.figures.style import COLOURS, INK, MARKERS, STYLE, Array, new, plain, standard_error
 
-UNTESTED = 10  # minibatches at the start, whose statistics mean nothing and would set the scale
+UNTESTED = 10  # minibatches at the start that are not drawn: their statistics would set the scale
 # What no method is expected to exceed, and what each should: lines, not bars.
 LIMITS: dict[str, Literal["solid", "dashed"]] = {"joint": "solid", "separate": "dashed"}
 

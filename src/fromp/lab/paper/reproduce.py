@@ -45,7 +45,7 @@ def listing(root: Path, quick: bool) -> Listing:
 
 
 def progress(exhibit: Exhibit, kept: ResultsFolder, quick: bool = False) -> tuple[str, str]:
-    """The seeds that are done, and what is to be said of the rest."""
+    """The seeds that are done, and the state of the rest."""
     states = {runs.place: kept.state(runs) for runs in exhibit.runs(quick)}
     done, wanted = sum(one.done for one in states.values()), sum(one.seeds for one in states.values())
     seconds = total(states.values())
@@ -67,7 +67,7 @@ def reproduce(names: Sequence[str], root: Path, quick: bool, execution: Executio
         require_known("table or figure", name, EXHIBITS)
     needed = [runs for name in names for runs in EXHIBITS[name].runs(quick)]
     start, learned = time.monotonic(), 0
-    for _ in range(2):  # only once all seeds are done is it known which are the middle ones, to be drawn
+    for _ in range(2):  # the middle seeds, which are drawn, are known only when all are done
         if not (jobs := ResultsFolder(root).jobs(needed)):
             break
         kept = ResultsFolder(root)

@@ -29,9 +29,9 @@ class Required:
     benchmark: str
     method: str = "fromp"
     seeds: int = 5
-    changes: Mapping[str, Any] = field(default_factory=dict)  # of the benchmark's settings for this method
-    name: str = "{method}"  # of the folder, filled with the method and the changes
-    pictures: int = 0  # of how many seeds, the middle ones by accuracy, the snapshots are needed
+    changes: Mapping[str, Any] = field(default_factory=dict)  # changed settings of the method's preset
+    name: str = "{method}"  # the folder's name, filled with the method and the changes
+    pictures: int = 0  # the number of seeds, the middle ones by accuracy, whose snapshots are needed
 
     @property
     def place(self) -> Path:
@@ -71,7 +71,7 @@ def total(states: Iterable["State"]) -> float | None:
 class State:
     """How far some runs are."""
 
-    seeds: int  # wanted
+    seeds: int  # number of seeds wanted
     done: int
     again: int  # to be learned once more, because their snapshots are not here
     different: tuple[str, ...]  # settings of what lies in the folder that are not those wanted
@@ -107,7 +107,7 @@ class ResultsFolder:
         return missing or self.unpictured(runs)
 
     def unpictured(self, runs: Required) -> list[int]:
-        """Of the seeds that pictures show, the middle ones of those done, the ones whose snapshots are not here."""
+        """The seeds that pictures show, the middle ones of those done, whose snapshots are missing."""
         if (found := self.experiment(runs)) is None:
             return []
         return [seed for seed in found.middle_seeds(runs.pictures) if not _has_snapshots(found, seed)]
@@ -126,7 +126,7 @@ class ResultsFolder:
         return State(runs.seeds, done, again, self.different(runs), seconds)
 
     def seconds(self, runs: Required) -> float | None:
-        """Of one seed: the median of those finished there, else of the method's preset, else of FROMP's, else None."""
+        """Seconds per seed: the median of those finished there, else of the method's preset, FROMP's, or None."""
         for place in (runs.place, Path(runs.benchmark, runs.method), Path(runs.benchmark, "fromp")):
             if (found := self._read(place)) and found.finished:
                 return statistics.median(seed.seconds for seed in found.finished)

@@ -68,7 +68,7 @@ def measured(
 
 
 def method_title(required: Required) -> str:
-    """As the paper calls it, which has other names for some methods on the toy."""
+    """The paper's name, which differs for some methods on the toy."""
     title = METHODS[required.method].title
     return published.TOY_TITLES.get(required.method, title) if required.benchmark.startswith("toy") else title
 

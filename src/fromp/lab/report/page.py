@@ -21,7 +21,7 @@ from fromp.lab.results.published import Reported
 from fromp.lab.results.record import COMPUTED, Experiment, Metric
 from fromp.lab.results.store import HEADS
 
-PICTURE_DPI = 170  # of a boundary on its own; beside others it is shown at half the size
+PICTURE_DPI = 170  # for a single boundary; beside others it is shown at half the size
 OF_A_STEP = "A task's time over its steps, the work at its end and the tests included."
 TRANSFERS: dict[Metric, Mapping[tuple[str, str], Reported]] = {
     "backward_transfer": published.BACKWARD_TRANSFER, "forward_transfer": published.FORWARD_TRANSFER, "forgetting": {}
@@ -195,7 +195,7 @@ def _milliseconds(one: Experiment) -> list[list[float]]:
 
 
 def _detection(one: Experiment) -> Iterator[Chart]:
-    """Where tasks were found to begin, for runs that were not told."""
+    """The detected task boundaries of task-free runs."""
     if trace := one.trace(one.middle_seed):
         note = f"Seed {one.middle_seed}: {len(trace.true)} changes, {len(trace.found)} announced and marked."
         for name, values in trace.values.items():

@@ -17,7 +17,7 @@ from fromp.likelihoods import Categorical
 
 GRID = 480  # columns of the background
 DOTS = 700  # shown of a task
-MARGINS = (0.06, 0.12)  # of the width and the height
+MARGINS = (0.06, 0.12)  # shares of the width and the height
 
 
 def in_plane(experiment: Experiment) -> bool:

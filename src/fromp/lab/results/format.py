@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """A time to plan by."""
+    """An estimated time."""
     if seconds < 90:
         return f"about {max(1, round(seconds))} s"
     minutes = seconds / 60

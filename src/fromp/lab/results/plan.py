@@ -22,7 +22,7 @@ from fromp.lab.settings import AtLeastOne, Positive, changed, checked, names, ne
 
 @settings
 class Given:
-    """The run is told where tasks begin."""
+    """The task boundaries are given."""
 
     boundaries: Literal["given"] = "given"
     """Where tasks begin: given, or found by the detector calibrated, divergence or welch."""

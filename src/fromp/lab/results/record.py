@@ -31,7 +31,7 @@ def seed_folder(out: Path, seed: int) -> Path:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What one seed came to; lists have one entry per task learned, and are empty in files that did not record it."""
+    """The result of one seed; lists have one entry per task learned, and are empty in files that did not record it."""
 
     seed: int
     accuracy: list[list[Fraction] | None]  # row i after task i; None if nothing was trained there
@@ -41,10 +41,10 @@ class SeedResult:
     task_seconds: list[float] = field(default_factory=list)
     task_steps: list[int] = field(default_factory=list)
     task_threads: list[int | None] = field(default_factory=list)  # None where they changed within the task
-    task_largest_norm: list[float | None] = field(default_factory=list)  # of the gradient, where it is clipped
+    task_largest_norm: list[float | None] = field(default_factory=list)  # norm of the gradient, if it is clipped
     peak_memory_mb: float | None = None
     environment: dict[str, Any] = field(default_factory=dict)
-    boundaries: dict[str, Any] | None = None  # those found, of a run that was not told them
+    boundaries: dict[str, Any] | None = None  # detected boundaries of a task-free run
     other: dict[str, Any] = field(default_factory=dict)  # what another version recorded beside these
 
     def __post_init__(self) -> None:
@@ -108,12 +108,12 @@ class Snapshot:
     task: int  # how many were learned
     weights: dict[str, Tensor]
     memory: State | None
-    pictures: Tensor | None = None  # of what is remembered, (n, channels, height, width), if it is images
+    pictures: Tensor | None = None  # remembered images, (n, channels, height, width); None if there are none
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a detector saw at each minibatch of a run that was not told where tasks begin."""
+    """The detector's statistics at each minibatch of a task-free run."""
 
     values: dict[str, Tensor]  # by the statistic's name
     true: list[int]
@@ -130,7 +130,7 @@ class Experiment:
     settings: dict[str, Any]  # as recorded
     environment: dict[str, Any]
     recorded: list[SeedResult]
-    name: str = ""  # what tells it from others: the method, or the folder
+    name: str = ""  # what distinguishes it from others: the method, or the folder
 
     @classmethod
     def parse(cls, found: Any, path: Path) -> "Experiment":

@@ -1,4 +1,4 @@
-"""Coresets: examples withheld from a task's training, to be looked at again before a test."""
+"""Coresets: examples withheld from a task's training, and trained on before a test."""
 
 from abc import ABC, abstractmethod
 from copy import deepcopy
@@ -73,7 +73,7 @@ class MemorableCoreset(Coreset):
         fromp = self._fromp
         fromp.model.load_state_dict(self._kept["model"])
         fromp.load_state_dict(self._kept["fromp"])
-        with torch.random.fork_rng(devices=[]):  # dropout's masks: the same when a run is taken up again
+        with torch.random.fork_rng(devices=[]):  # dropout's masks: the same when a run is resumed
             torch.manual_seed(self._seed + task)
             for _ in Fit(Penalised(fromp), [(examples, head)], self._training, self._seed + task).steps():
                 pass

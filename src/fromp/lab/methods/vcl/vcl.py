@@ -24,7 +24,7 @@ from fromp.lab.settings import AtLeastOne, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
 
-SMALLEST_VARIANCE = 1e-16  # of an output, below which its root is not differentiated
+SMALLEST_VARIANCE = 1e-16  # below this variance of an output its root is not differentiated
 
 STARTS = ("fresh", "drawn", "initial", "posterior")  # where each task's training begins
 DRAWN = 0.1  # the deviation of the weights that the authors draw
@@ -63,7 +63,7 @@ class VCL(Method):
     ) -> None:
         super().__init__(model, likelihood)
         if start not in STARTS:
-            raise FrompError(f"start='{start}' is not known; use one of {', '.join(STARTS)}.")
+            raise FrompError(f"unknown start '{start}'; known: {', '.join(STARTS)}.")
         self.start = start
         self.coreset, self.coreset_epochs, self.batch_size, self.lr = coreset, coreset_epochs, batch_size, lr
         weights = detached(model, trainable(model))
@@ -78,8 +78,8 @@ class VCL(Method):
                 for name, w in weights.items()
             },
         )
-        self.num_examples = 0  # of the task at hand; none between tasks
-        self._ended = 0  # tasks
+        self.num_examples = 0  # N of the current task; 0 between tasks
+        self._ended = 0  # number of tasks that have ended
         self._other_heads_only: dict[str, Tensor] = {}  # 1 where a weight is of use to other heads only
         self._sampled: tuple[str, ...] | None = None  # the weights that are not applied once, by a linear map
         self._refined: dict[Head, Gaussians] = {}
@@ -123,7 +123,7 @@ class VCL(Method):
 
     def data_loss(self, batch: Sequence[HeadBatch]) -> Tensor:
         if not self.num_examples:
-            raise FrompError("VCL does not know how much data there is; call begin_task before training on a task.")
+            raise FrompError("VCL needs the number of examples; call begin_task before training on a task.")
         total = sum(len(y) for _, y, _ in batch)
         nlls = [
             self.likelihood.nll(self._sample(self._posterior(), x, head, self._noise), y).sum() for x, y, head in batch

@@ -18,7 +18,7 @@ class Boundary:
 
     task: int  # how many were learned
     extent: tuple[float, float, float, float]  # left, right, bottom, top of the grid
-    probability: Array  # of class 1, on a grid whose first row is the bottom
+    probability: Array  # P(class 1) on a grid whose first row is the bottom
     points: Sequence[tuple[Array, Array]]  # inputs (n, 2) and labels (n,) of each task so far
     memory: Sequence[tuple[Array, Array]]
 

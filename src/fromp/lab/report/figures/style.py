@@ -15,7 +15,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 LINES = ("-", "--", ":")  # another line for each time round the colours
 MARKERS = ("o", "s", "^", "D", "v", "P")
 INK = "#68707c"  # text, axes and neutral bars: readable on white and on black
-MEMORY = ("#004c78", "#c26a00")  # of the two classes of points in the plane, darker than their data
+MEMORY = ("#004c78", "#c26a00")  # colours of the remembered points of the two classes, darker than their data
 SHADES = LinearSegmentedColormap.from_list("shades", ["#e6eef5", "#8fbbdb", "#2f86bf", "#0a4a7d"])
 
 STYLE: dict[Any, Any] = {
@@ -53,7 +53,7 @@ def new(size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
 
 
 def standard_error(values: Array) -> Array | None:
-    """Of the mean over runs, the first axis; None for a single run."""
+    """The standard error of the mean over runs, the first axis; None for a single run."""
     return values.std(0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
 
 
