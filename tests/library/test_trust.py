@@ -7,13 +7,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from oracles.damage import damaged
 from torch import nn
 
 from fromp import FROMP, Categorical, CheckpointError, FrompError, IdentityKernel
 from fromp.derivatives import watch
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompWarning
-from fromp.foundation.state import flatten, unflatten
 
 
 def network(seed=0, dtype=torch.float32):
@@ -131,52 +131,6 @@ def test_half_precision_keeps_kernels_and_precision_in_single(tmp_path, dtype, k
     regs[0].save(tmp_path)
     assert FROMP.load(tmp_path, model).penalty().item() == pytest.approx(penalty.item(), rel=1e-3)
     regs[0].predict(data(dtype=dtype)[0])
-
-
-def damaged(state, number):
-    """A state with one thing in it changed, and what that was."""
-    generator = np.random.default_rng(number)
-    tensors, tree = flatten(state)
-    tensors = dict(tensors)
-    if number % 2:
-        name = list(tensors)[generator.integers(len(tensors))]
-        old = tensors[name]
-        change = generator.integers(6)
-        if change == 0:
-            new = torch.cat([old.flatten(), old.flatten()])
-        elif change == 1:
-            new = old.double() if old.dtype != torch.float64 else old.long()
-        elif change == 2 and old.is_floating_point():
-            new = old.clone()
-            new.view(-1)[0] = math.nan
-        elif change == 3:
-            new = -old if old.dtype not in (torch.uint8, torch.bool) else old[:5]
-        elif change == 4:
-            new = torch.zeros(0)
-        else:
-            new = old.flatten()[:-1] if old.ndim else old
-        tensors[name] = new
-        return unflatten(tensors, tree), f"{name} {change}"
-    places = []
-
-    def walk(value, path):
-        if isinstance(value, dict | list):
-            for key in value if isinstance(value, dict) else range(len(value)):
-                places.append((value, key, f"{path}/{key}"))
-                walk(value[key], f"{path}/{key}")
-
-    walk(tree, "")
-    place, key, path = places[generator.integers(len(places))]
-    wrong = [None, -1, "text", [], {}, 1e308, math.nan, True, [1, 2, 3]]
-    change = generator.integers(len(wrong) + 1)
-    if change == len(wrong) and isinstance(place, dict):
-        del place[key]
-    else:
-        place[key] = wrong[change % len(wrong)]
-    try:
-        return unflatten(tensors, tree), f"{path} {change}"
-    except CheckpointError:
-        return None, path
 
 
 @pytest.mark.parametrize("kernel", [None, IdentityKernel])

@@ -66,8 +66,11 @@ def restore_moments(optimizer: torch.optim.Optimizer, state: State) -> None:
     for place, of_parameter in state.items():
         if not place.isdecimal() or int(place) >= len(parameters):
             raise CheckpointError(f"the optimiser has {len(parameters)} parameters, the saved one had one '{place}'.")
-        like = parameters[int(place)]
-        restored[int(place)] = {name: _laid_out(name, value, like) for name, value in of_parameter.items()}
+        like, of_parameter = parameters[int(place)], field(state, place, dict)
+        restored[int(place)] = {name: _laid_out(name, tensor(of_parameter, name), like) for name in of_parameter}
+    kinds = [{name: value.ndim == 0 for name, value in of.items()} for of in restored.values()]
+    if any(kind != kinds[0] for kind in kinds):
+        raise CheckpointError("the optimiser's moments differ from weight to weight; restore them from a copy.")
     optimizer.load_state_dict({**optimizer.state_dict(), "state": restored})
 
 

@@ -18,10 +18,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from filelock import FileLock
+from oracles.damage import damaged
 from torch import nn
 
 from fromp.foundation import storage
-from fromp.foundation.errors import CheckpointError, DerivativeError
+from fromp.foundation.errors import CheckpointError, DerivativeError, FrompError
 from fromp.foundation.state import flatten
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.benchmarks.streams import Split
@@ -389,6 +390,30 @@ def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatc
     told = [line.split("  loss")[0].strip() for line in capsys.readouterr().out.splitlines() if "task ends in" in line]
     assert told[0] == "1/2  task 1/2  epoch 1/2"
     assert told[-1] == "2/2  task 2/2  epoch 2/2"
+
+
+@pytest.mark.parametrize("method", ["fromp", "ewc", "si", "der++", "functional-l2"])
+def test_a_damaged_checkpoint_is_refused_or_harmless(tmp_path, method):
+    """With hashes that fit: our error, or a run that ends; never another error, nor the end of the interpreter."""
+    plan = Plan.of("toy", method, tasks=2, epochs=1, batch_size=1500)
+    for progress in Run(plan, BENCHMARKS["toy"], 0, tmp_path).learn(checkpoint_seconds=0):
+        if (progress.task, progress.step) == (1, 2):
+            break
+    state, refused, wrong = storage.read(tmp_path / "checkpoint", "run"), 0, []
+    for number in range(60):
+        broken, what = damaged(state, number)
+        if broken is None:
+            continue
+        shutil.rmtree(tmp_path / "checkpoint")
+        try:
+            storage.write(tmp_path / "checkpoint", "run", broken)
+            Run(plan, BENCHMARKS["toy"], 0, tmp_path).complete()
+        except FrompError:
+            refused += 1
+        except Exception as error:
+            wrong.append(f"{what}: {type(error).__name__} {error}")
+    assert not wrong, "\n".join(wrong)
+    assert refused > 15
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):

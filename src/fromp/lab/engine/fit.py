@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fromp.derivatives.model import Head, evaluating
+from fromp.foundation.errors import CheckpointError
 from fromp.foundation.examples import Examples
-from fromp.foundation.state import State, moments, restore_moments
+from fromp.foundation.state import State, field, moments, restore_moments
 from fromp.lab.benchmarks.training import SCHEDULES, Training
 from fromp.lab.methods.base import HeadBatch, Method, TrainingSets, by_set
 from fromp.regulariser import Loss
@@ -63,9 +64,11 @@ class Fit:
 
     def load_state_dict(self, state: State) -> None:
         """Continue from where `state_dict` was taken."""
-        restore_moments(self.optimizer, state["moments"])
-        self.step = state["step"]
-        self.largest_norm = math.inf if state["largest_norm"] is None else state["largest_norm"]
+        step, norm = field(state, "step", int), field(state, "largest_norm", float, type(None))
+        if not 0 <= step <= self.num_steps:
+            raise CheckpointError(f"the saved step {step} is not one of {self.num_steps}; restore it from a copy.")
+        restore_moments(self.optimizer, field(state, "moments", dict))
+        self.step, self.largest_norm = step, math.inf if norm is None else norm
 
 
 class Shuffled:

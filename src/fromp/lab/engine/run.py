@@ -18,7 +18,7 @@ from fromp.derivatives.model import Head
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError
 from fromp.foundation.examples import Examples
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field
 from fromp.lab.benchmarks.catalogue import Benchmark
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.benchmarks.training import Training
@@ -124,8 +124,7 @@ class Run:
         threads = torch.get_num_threads()
         self._threads = threads
         if saved is not None and saved["fit"] is not None:  # beginning the task has changed things
-            self._restore(saved)
-            fit.load_state_dict(saved["fit"])
+            self._restore(saved, fit)
             self._threads = threads if saved["own_threads"] == threads else None
         shared = self._first_task if saved is None and self.task == 0 else None
         if shared is not None and (seconds := shared.load(fit)) is not None:
@@ -224,14 +223,40 @@ class Run:
             raise CheckpointError(
                 f"{self.path} already holds a run with different settings; give another --out, or remove that folder."
             )
-        self.task, self.rows, self.seconds = state["task"], state["rows"], state["seconds"]
-        self.steps, self.threads, self.norms = state["steps"], state["threads"], state["norms"]
-        self._elapsed = state["elapsed"]
+        self.task = field(state, "task", int)
+        if not 0 <= self.task <= len(self.stream):
+            raise CheckpointError(f"{self.path} has learned {self.task} of {len(self.stream)} tasks; restore a copy.")
+        self.rows, self.seconds, self.steps, self.threads, self.norms = (
+            self._per_task(state, *column)
+            for column in (
+                ("rows", list, type(None)), ("seconds", float), ("steps", int), ("threads", int, type(None)),
+                ("norms", float, type(None)),
+            )
+        )  # fmt: skip
+        self._elapsed = field(state, "elapsed", float)
         if self.task == len(self.stream):
             self._restore(state)
         return state
 
-    def _restore(self, state: State) -> None:
+    def _per_task(self, state: State, key: str, *kinds: type) -> list[Any]:
+        """A value of each kind for each task so far, or an error."""
+        values = field(state, key, list)
+        if len(values) != self.task or not all(isinstance(value, kinds) for value in values):
+            raise CheckpointError(f"the saved '{key}' does not have one value per task; restore it from a copy.")
+        return values
+
+    def _restore(self, state: State, fit: Fit | None = None) -> None:
+        try:
+            self._restore_parts(state)
+            if fit is not None:
+                fit.load_state_dict(state["fit"])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{self.path / 'checkpoint'} does not fit the run that it is of ({type(error).__name__}: {error}); "
+                "restore it from a copy, or remove that folder to start the seed again."
+            ) from error
+
+    def _restore_parts(self, state: State) -> None:
         self.model.load_state_dict(state["model"])
         self.method.load_state_dict(state["method"])
         torch.set_rng_state(state["random"])

@@ -81,8 +81,8 @@ class TaskFreeRun(Run):
         trace = torch.tensor(self._trace, dtype=torch.double)
         return {**super()._state(), "learner": self.learner.state_dict(), "trace": trace, "ends": self._ends}
 
-    def _restore(self, state: State) -> None:
-        super()._restore(state)
+    def _restore_parts(self, state: State) -> None:
+        super()._restore_parts(state)
         self.learner.load_state_dict(state["learner"])
         self._trace, self._ends = state["trace"].tolist(), state["ends"]
 

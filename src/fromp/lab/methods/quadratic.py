@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fromp.derivatives.model import as_head, device_of, trainable
+from fromp.foundation.errors import CheckpointError
 from fromp.foundation.examples import as_examples
-from fromp.foundation.state import State
+from fromp.foundation.state import State, tensor, weights
 from fromp.gp import ggn_diagonal
 from fromp.lab.methods.base import Penalised
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
@@ -34,18 +35,18 @@ class Quadratic(ABC):
         """The parabola at the model's weights: a scalar."""
         if not self.fisher:
             return no_penalty(self.model)
-        weights = dict(self.model.named_parameters())
-        distances = [(f * (weights[name] - self.centre[name]).square()).sum() for name, f in self.fisher.items()]
+        parameters = dict(self.model.named_parameters())
+        distances = [(f * (parameters[name] - self.centre[name]).square()).sum() for name, f in self.fisher.items()]
         return 0.5 * self.strength * (torch.stack(distances).sum() + self.constant)
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
         """Add the task's Fisher information, at its weights."""
-        examples, weights = as_examples(data), dict(self.model.named_parameters())
+        examples, parameters = as_examples(data), dict(self.model.named_parameters())
         held = {*self.fisher, *trainable(self.model)}
-        names = tuple(name for name in weights if name in held)
+        names = tuple(name for name in parameters if name in held)
         total = ggn_diagonal(self.model, names, examples, self.likelihood, as_head(head))
         for name in names:
-            self._add(name, total[name] / (len(examples) * examples.weight), weights[name].detach().clone())
+            self._add(name, total[name] / (len(examples) * examples.weight), parameters[name].detach().clone())
 
     @abstractmethod
     def _add(self, name: str, fisher: Tensor, weight: Tensor) -> None:
@@ -57,9 +58,12 @@ class Quadratic(ABC):
 
     def load_state_dict(self, state: State) -> None:
         """Return to the parabola that `state_dict` gave."""
-        device = device_of(self.model)
-        self.fisher, self.centre = ({n: v.to(device) for n, v in state[key].items()} for key in ("fisher", "centre"))
-        self.constant = state["constant"].to(device)
+        parameters = dict(self.model.named_parameters())
+        fisher, centre = weights(state, "fisher", parameters), weights(state, "centre", parameters)
+        if fisher.keys() != centre.keys():
+            raise CheckpointError("the saved 'fisher' and 'centre' are of other weights; restore them from a copy.")
+        self.fisher, self.centre = fisher, centre
+        self.constant = tensor(state, "constant", floating=True).to(device_of(self.model))
 
 
 @final

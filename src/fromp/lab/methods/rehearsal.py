@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fromp.derivatives.model import Head, as_head, device_of, evaluating, outputs
 from fromp.foundation import inputs
+from fromp.foundation.errors import CheckpointError
 from fromp.foundation.examples import as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field, set_generator, tensor
 from fromp.lab.methods.base import HeadBatch, Penalised, by_set, mean_nll, outputs_of_parts
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, settings
@@ -66,8 +67,9 @@ class Rehearsal(ABC):
     def load_state_dict(self, state: State) -> None:
         """Return to the examples and draws that `state_dict` gave."""
         device = device_of(self.model)
-        self.memories = [Memory.from_state(memory, device) for memory in state["memories"]]
-        self._generator.set_state(state["generator"].cpu())
+        memories = [Memory.from_state(memory, device) for memory in field(state, "memories", list)]
+        set_generator(self._generator, state, "generator")
+        self.memories = memories
 
 
 class WithOutputs(Rehearsal):
@@ -86,8 +88,15 @@ class WithOutputs(Rehearsal):
         return {**super().state_dict(), "outputs": list(self.outputs)}
 
     def load_state_dict(self, state: State) -> None:
+        memories, found = field(state, "memories", list), dict(enumerate(field(state, "outputs", list)))
+        if len(found) != len(memories):
+            raise CheckpointError(f"{len(memories)} memories were saved with {len(found)} outputs; restore a copy.")
         super().load_state_dict(state)
-        self.outputs = [f.to(device_of(self.model)) for f in state["outputs"]]
+        outputs = {str(s): f for s, f in found.items()}
+        self.outputs = [
+            tensor(outputs, str(s), len(memory), -1, floating=True).to(device_of(self.model))
+            for s, memory in enumerate(self.memories)
+        ]
 
 
 @final

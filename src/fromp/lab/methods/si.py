@@ -6,9 +6,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, device_of, trainable
+from fromp.derivatives.model import Head, trainable
+from fromp.foundation.errors import CheckpointError
 from fromp.foundation.examples import Examples
-from fromp.foundation.state import State
+from fromp.foundation.state import State, weights
 from fromp.lab.methods.base import HeadBatch, Penalised, TrainingSets
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import NotNegative, Positive, settings
@@ -47,9 +48,9 @@ class SI:
 
     def penalty(self) -> Tensor:
         """The parabola at the model's weights: a scalar."""
-        weights = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         self._before = {name: weight.clone() for name, weight in self._weights().items()}
-        distances = [(o * (weights[n] - self.start[n]).square()).sum() for n, o in self.importance.items()]
+        distances = [(o * (parameters[n] - self.start[n]).square()).sum() for n, o in self.importance.items()]
         return self.strength * torch.stack(distances).sum()
 
     def after_step(self, gradients: Mapping[str, Tensor] | None = None) -> None:
@@ -76,9 +77,12 @@ class SI:
 
     def load_state_dict(self, state: State) -> None:
         """Return to what `state_dict` gave."""
-        device = device_of(self.model)
-        for key in ("importance", "path", "start"):  # copies, because the path is added to in place
-            setattr(self, key, {name: value.to(device, copy=True) for name, value in state[key].items()})
+        parameters = dict(self.model.named_parameters())
+        found = {key: weights(state, key, parameters) for key in ("importance", "path", "start")}
+        if missing := [name for values in found.values() for name in trainable(self.model) if name not in values]:
+            raise CheckpointError(f"nothing was saved of the weight '{missing[0]}'; restore it from a copy.")
+        for key, values in found.items():  # copies, because the path is added to in place
+            setattr(self, key, {name: value.clone() for name, value in values.items()})
 
     def _gradient(self, name: str) -> Tensor:
         found = self.model.get_parameter(name).grad
@@ -109,11 +113,11 @@ class SIMethod(Penalised):
 
     def loss(self, batch: Sequence[HeadBatch]) -> Loss:
         loss = self.data_loss(batch)
-        weights = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
-        gradients = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
-        self._gradients = dict(zip(weights, gradients, strict=True))
+        trained = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
+        gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+        self._gradients = dict(zip(trained, gradients, strict=True))
         # The network has been differentiated; this has the same value and gradient, and is linear.
-        linear = [(g * (weights[name] - weights[name].detach())).sum() for name, g in self._gradients.items()]
+        linear = [(g * (trained[name] - trained[name].detach())).sum() for name, g in self._gradients.items()]
         return Loss(loss.detach() + torch.stack(linear).sum(), self.penalty())
 
     def after_step(self) -> None:
