@@ -152,8 +152,8 @@ def _share(size: int, available: list[int]) -> list[int]:
     while sum(quotas) < size:
         open_ = [k for k, n in enumerate(available) if quotas[k] < n]
         even, rest = divmod(size - sum(quotas), len(open_))
-        for place, k in enumerate(open_):
-            quotas[k] = min(available[k], quotas[k] + even + (place < rest))
+        for index, k in enumerate(open_):
+            quotas[k] = min(available[k], quotas[k] + even + (index < rest))
     return quotas
 
 

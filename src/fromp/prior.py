@@ -164,8 +164,8 @@ class FunctionalPrior:
         self.likelihood, self.num_outputs = likelihood, num_outputs
         self.blocks = [Block.of(group) for group in _groups(anchors, chunk_size)]
         # The anchors look into the blocks, so that the kernels, the largest thing kept, are kept once.
-        placed = {place: anchor for block in self.blocks for place, anchor in block.anchors()}
-        self.anchors = [placed[place] for place in range(len(anchors))]
+        placed = {index: anchor for block in self.blocks for index, anchor in block.anchors()}
+        self.anchors = [placed[index] for index in range(len(anchors))]
 
     @classmethod
     def at(
@@ -224,7 +224,7 @@ class Block:
         i = len(anchors[0].memory)
         views = (inputs.take(points, slice(k * i, (k + 1) * i)) for k in range(len(anchors)))
         return cls(
-            torch.tensor([place for place, _ in members]),
+            torch.tensor([index for index, _ in members]),
             points,
             None if columns[0] is None else torch.cat([c for c in columns if c is not None]),
             torch.stack([anchor.mean for anchor in anchors]),
@@ -249,8 +249,8 @@ class Block:
 
     def anchors(self) -> Iterator[tuple[int, Anchor]]:
         """Its tasks one by one, as views, with their places in the sequence."""
-        for k, place in enumerate(self.tasks.tolist()):
-            yield place, Anchor(self.memories[k], self.mean[k], self.kernel.take(slice(k, k + 1)))
+        for k, index in enumerate(self.tasks.tolist()):
+            yield index, Anchor(self.memories[k], self.mean[k], self.kernel.take(slice(k, k + 1)))
 
     def squared_distance(self, model: nn.Module, likelihood: Likelihood, num_outputs: int) -> Tensor:
         """The block's share of the distance: a scalar."""
@@ -288,10 +288,10 @@ class _QuadraticForm(torch.autograd.Function):
 def _groups(anchors: Sequence[Anchor], chunk_size: int) -> Iterator[list[tuple[int, Anchor]]]:
     """Tasks of one shape together, as many as fit into a pass of `chunk_size` points (at least one)."""
     groups: dict[tuple, list[tuple[int, Anchor]]] = {}
-    for place, anchor in enumerate(anchors):
+    for index, anchor in enumerate(anchors):
         memory = anchor.memory
         shape = (memory.head is None, anchor.mean.shape, inputs.signature(memory.inputs))
-        groups.setdefault(shape, []).append((place, anchor))
+        groups.setdefault(shape, []).append((index, anchor))
     for members in groups.values():
         step = max(1, chunk_size // len(members[0][1].memory))
         for start in range(0, len(members), step):

@@ -29,7 +29,7 @@ def flatten(state: Any) -> tuple[dict[str, Tensor], Any]:
                 raise CheckpointError(f"a state cannot have the key {wrong[0]!r}; use text other than {MARK!r}.")
             return {key: walk(part, f"{path}/{key}" if path else key) for key, part in value.items()}
         if isinstance(value, list | tuple):
-            return [walk(part, f"{path}/{place}") for place, part in enumerate(value)]
+            return [walk(part, f"{path}/{index}") for index, part in enumerate(value)]
         return value
 
     tree = walk(state, "")
@@ -54,8 +54,8 @@ def unflatten(tensors: Mapping[str, Tensor], tree: Any) -> Any:
 def moments(optimizer: torch.optim.Optimizer) -> State:
     """What an optimiser keeps of its past steps, by the place of each parameter; `restore_moments` gives it back."""
     return {
-        str(place): {name: value for name, value in of_parameter.items() if isinstance(value, Tensor)}
-        for place, of_parameter in optimizer.state_dict()["state"].items()
+        str(index): {name: value for name, value in of_parameter.items() if isinstance(value, Tensor)}
+        for index, of_parameter in optimizer.state_dict()["state"].items()
     }
 
 
@@ -63,11 +63,11 @@ def restore_moments(optimizer: torch.optim.Optimizer, state: State) -> None:
     """Return to the moments that `moments` gave; the learning rate and the like stay."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     restored: dict[int, dict[str, Tensor]] = {}
-    for place, of_parameter in state.items():
-        if not place.isdecimal() or int(place) >= len(parameters):
-            raise CheckpointError(f"the optimiser has {len(parameters)} parameters, the saved one had one '{place}'.")
-        like, of_parameter = parameters[int(place)], field(state, place, dict)
-        restored[int(place)] = {name: _laid_out(name, tensor(of_parameter, name), like) for name in of_parameter}
+    for index, of_parameter in state.items():
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise CheckpointError(f"the optimiser has {len(parameters)} parameters, the saved one had one '{index}'.")
+        like, of_parameter = parameters[int(index)], field(state, index, dict)
+        restored[int(index)] = {name: _laid_out(name, tensor(of_parameter, name), like) for name in of_parameter}
     kinds = [{name: value.ndim == 0 for name, value in of.items()} for of in restored.values()]
     if any(kind != kinds[0] for kind in kinds):
         raise CheckpointError("the optimiser's moments differ from weight to weight; restore them from a copy.")

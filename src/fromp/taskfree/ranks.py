@@ -33,8 +33,8 @@ def mann_whitney(n: int, r: int) -> Tensor:
 
 def chance_of_lower(some: Tensor, others: Tensor) -> float:
     """P of a rank sum as low as that of `some` among both, if every order is as likely: its normal limit, with ties."""
-    _, place, counts = torch.cat([some, others]).double().unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[place]  # equal values share the mean of their ranks
+    _, index, counts = torch.cat([some, others]).double().unique(return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2).double()[index]  # equal values share the mean of their ranks
     spread = float((ranks.var() * len(others) / (len(some) * len(ranks))).sqrt())
     excess = float(ranks[: len(some)].mean()) - (len(ranks) + 1) / 2
     return 0.5 * math.erfc(-excess / spread / math.sqrt(2)) if spread else 1.0

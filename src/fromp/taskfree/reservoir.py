@@ -60,7 +60,7 @@ class Reservoir:
     def add(self, x: Inputs, y: Tensor) -> None:
         """Add a minibatch to the sample."""
         slots: dict[int, int] = {}
-        for place, number in enumerate(hashes([*inputs.tensors(x), y], self.seed).tolist()):
+        for index, number in enumerate(hashes([*inputs.tensors(x), y], self.seed).tolist()):
             if number in self._hashes:
                 continue
             if len(self) < self.capacity:
@@ -73,7 +73,7 @@ class Reservoir:
             else:
                 continue
             self._hashes.add(number)
-            slots[slot] = place
+            slots[slot] = index
         if slots:
             self._put(list(slots), list(slots.values()), x, y)
 

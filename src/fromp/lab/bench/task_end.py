@@ -69,8 +69,8 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
 
     def by_hand() -> None:
         model = initialise(lambda: plan.network.build(stream), 0)
-        for place in range(3):
-            x, y = stream.task(place).train.x, stream.task(place).train.y
+        for index in range(3):
+            x, y = stream.task(index).train.x, stream.task(index).train.y
             optimizer = torch.optim.Adam(model.parameters(), settings.lr, fused=True)
             for _ in range(settings.epochs):
                 for chosen in torch.randperm(len(y)).split(settings.batch_size):
@@ -78,7 +78,7 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
                     F.cross_entropy(model(x[chosen]), y[chosen]).backward()
                     optimizer.step()
             with torch.no_grad():
-                for test in (stream.task(seen).test for seen in range(place + 1)):
+                for test in (stream.task(seen).test for seen in range(index + 1)):
                     (model(test.x).argmax(1) == test.y).float().mean().item()
 
     seconds = interleaved({"by hand": by_hand, "engine": engine}, repetitions)

@@ -65,17 +65,17 @@ class Blobs(Stream):
     def __init__(self, shapes: BlobShapes, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._tasks = []
-        for place in range(len(shapes.centres[0])):
+        for index in range(len(shapes.centres[0])):
             parts = []
             for centres, deviations in zip(shapes.centres, shapes.deviations, strict=True):
                 noise = torch.randn(shapes.examples_per_class, 2, generator=generator)
-                parts.append(torch.tensor(centres[place]) + noise * torch.tensor(deviations[place]))
+                parts.append(torch.tensor(centres[index]) + noise * torch.tensor(deviations[index]))
             y = torch.arange(2).repeat_interleave(shapes.examples_per_class)
             data = TensorExamples(torch.cat(parts), y)
-            self._tasks.append(Task(f"task {place + 1}", data, data))
+            self._tasks.append(Task(f"task {index + 1}", data, data))
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def task(self, place: int) -> Task:
-        return self._tasks[place]
+    def task(self, index: int) -> Task:
+        return self._tasks[index]

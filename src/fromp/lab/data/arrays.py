@@ -38,7 +38,7 @@ def class_names(labels: Sequence[str | int]) -> tuple[str, ...]:
 
 def numbered(labels: Sequence[str | int], names: tuple[str, ...]) -> Tensor:
     """Each label's place in `names`: int64 (n,)."""
-    places = {name: place for place, name in enumerate(names)}
+    places = {name: index for index, name in enumerate(names)}
     unknown = {str(label) for label in labels} - places.keys()
     if unknown:
         raise DataError(

@@ -57,13 +57,13 @@ def read_files(
     same names, known by their digests `others`, are passed over.
     """
     wanted = {name + suffix for file in files for recipe in file.recipes for name in recipe.names for suffix in OPENERS}
-    places = list(directories(folder))
+    locations = list(directories(folder))
     for number, archive in enumerate(find_archives(folder, archives)):
         into = scratch / str(number)
         into.mkdir(parents=True)
         _unpack(archive, into, wanted)
-        places.append(into)
-    found = {file.name: raw for file in files if (raw := _read_file(file, places, others)) is not None}
+        locations.append(into)
+    found = {file.name: raw for file in files if (raw := _read_file(file, locations, others)) is not None}
     if not found:
         return None
     absent = [file.name for file in files if file.name not in found]
@@ -74,15 +74,15 @@ def read_files(
 
 def holds(folder: Path, files: tuple[CanonicalFile, ...], archives: tuple[str, ...]) -> bool:
     """Whether the folder seems to have every file, by name only."""
-    places = list(directories(folder))
-    complete = all(any(_has(place, recipe) for place in places for recipe in file.recipes) for file in files)
+    locations = list(directories(folder))
+    complete = all(any(_has(location, recipe) for location in locations for recipe in file.recipes) for file in files)
     return complete or any(True for _ in find_archives(folder, archives))
 
 
 def first_of(folder: Path, names: tuple[str, ...]) -> Path | None:
     """The first file or folder of one of these names, the folder itself included."""
-    places = (path for place in directories(folder) for path in (place, *(place / name for name in names)))
-    return next((path for path in places if path.name in names and path.exists()), None)
+    locations = (path for location in directories(folder) for path in (location, *(location / name for name in names)))
+    return next((path for path in locations if path.name in names and path.exists()), None)
 
 
 def directories(folder: Path) -> Iterator[Path]:
@@ -96,7 +96,7 @@ def directories(folder: Path) -> Iterator[Path]:
 
 def find_archives(folder: Path, archives: tuple[str, ...]) -> Iterator[Path]:
     """Every archive of one of these names in the folder or its subfolders."""
-    return (place / name for place in directories(folder) for name in archives if (place / name).is_file())
+    return (location / name for location in directories(folder) for name in archives if (location / name).is_file())
 
 
 def _subfolders(parent: Path) -> list[Path]:
@@ -107,23 +107,23 @@ def _subfolders(parent: Path) -> list[Path]:
         return []
 
 
-def _has(place: Path, recipe: Recipe) -> bool:
-    return all(any((place / (name + suffix)).is_file() for suffix in OPENERS) for name in recipe.names)
+def _has(location: Path, recipe: Recipe) -> bool:
+    return all(any((location / (name + suffix)).is_file() for suffix in OPENERS) for name in recipe.names)
 
 
-def _read_file(file: CanonicalFile, places: list[Path], others: frozenset[str]) -> bytes | None:
+def _read_file(file: CanonicalFile, locations: list[Path], others: frozenset[str]) -> bytes | None:
     refused: list[str] = []
-    for place in places:
+    for location in locations:
         for recipe in file.recipes:
-            if not _has(place, recipe):
+            if not _has(location, recipe):
                 continue
-            raw = _build(place, recipe)
+            raw = _build(location, recipe)
             digest = hashlib.sha256(raw).hexdigest()
             if digest == file.sha256:
                 return raw
             if digest not in others:
                 refused.append(
-                    f"{place / recipe.names[0]} is not the published {file.name}: "
+                    f"{location / recipe.names[0]} is not the published {file.name}: "
                     f"expected SHA-256 {file.sha256}, found {digest} over {len(raw)} bytes"
                 )
     if refused:
@@ -131,17 +131,17 @@ def _read_file(file: CanonicalFile, places: list[Path], others: frozenset[str]) 
     return None
 
 
-def _build(place: Path, recipe: Recipe) -> bytes:
+def _build(location: Path, recipe: Recipe) -> bytes:
     try:
-        return recipe.build(*(_read(place, name) for name in recipe.names))
+        return recipe.build(*(_read(location, name) for name in recipe.names))
     except DAMAGE as error:
-        raise DataError(f"{place / recipe.names[0]} cannot be read: {error}") from error
+        raise DataError(f"{location / recipe.names[0]} cannot be read: {error}") from error
 
 
-def _read(place: Path, name: str) -> bytes:
+def _read(location: Path, name: str) -> bytes:
     """The file's bytes, decompressed; a wrong file is never read past the size of the largest right one."""
-    suffix = next(suffix for suffix in OPENERS if (place / (name + suffix)).is_file())
-    with OPENERS[suffix](place / (name + suffix), "rb") as stream:
+    suffix = next(suffix for suffix in OPENERS if (location / (name + suffix)).is_file())
+    with OPENERS[suffix](location / (name + suffix), "rb") as stream:
         return stream.read(LARGEST)
 
 

@@ -83,11 +83,11 @@ class Shuffled:
         """The minibatches number `start` to `stop - 1`, counted over all epochs."""
         order = torch.empty(0, dtype=torch.long)
         for step in range(start, stop):
-            epoch, place = divmod(step, self.steps_per_epoch)
-            if place == 0 or step == start:
+            epoch, index = divmod(step, self.steps_per_epoch)
+            if index == 0 or step == start:
                 generator = torch.Generator().manual_seed(hash_seed(self._seed, epoch))
                 order = torch.randperm(sum(self._sizes), generator=generator)
-            yield self._parts(order[place * self._batch_size : (place + 1) * self._batch_size])
+            yield self._parts(order[index * self._batch_size : (index + 1) * self._batch_size])
 
     def _parts(self, chosen: Tensor) -> list[HeadBatch]:
         found = zip(self._training, by_set(chosen, self._sizes), strict=True)

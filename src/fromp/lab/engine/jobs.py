@@ -198,16 +198,16 @@ def _learn_and_show(execution: Execution, alone: bool, job: Job) -> int:
 
 def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
     """Learn one seed of many: a line now and then, and one with the result at the end."""
-    console, place = PlainConsole(), f"{jobs.index(job) + 1}/{len(jobs)}"
+    console, position = PlainConsole(), f"{jobs.index(job) + 1}/{len(jobs)}"
     try:
-        code = _learn_one(execution, job, NowAndThen(console, place, execution.quiet))
+        code = _learn_one(execution, job, NowAndThen(console, position, execution.quiet))
     except FrompError as error:
-        print(printable(f"  {place:>7}  failed: {error}  {job.out}, seed {job.seed}"), file=sys.stderr)
+        print(printable(f"  {position:>7}  failed: {error}  {job.out}, seed {job.seed}"), file=sys.stderr)
         return 2
     if code == 0 and not execution.quiet:
         result = store.read_seed(job.out, job.seed)
         how = f"{100 * (result.average_accuracy or 0.0):6.2f} %  {result.seconds:5.0f} s" if result else ""
-        console.print(f"  {place:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
+        console.print(f"  {position:>7}  {how}  {job.out}, seed {job.seed}", highlight=False, soft_wrap=True)
     return code
 
 

@@ -30,8 +30,8 @@ class Table:
     def terminal(self, title: str, numbers: bool = True) -> RichTable:
         """For a terminal."""
         table = RichTable(title=title, title_justify="left", title_style="bold")
-        for place, head in enumerate(self.heads):
-            table.add_column(head, justify="right" if numbers and place else "left")
+        for index, head in enumerate(self.heads):
+            table.add_column(head, justify="right" if numbers and index else "left")
         for row in self.rows:
             table.add_row(*row)
         return table

@@ -77,7 +77,7 @@ def threshold_range(statistic: Sequence[float], true: Sequence[int], first: int)
     """The highest value within tasks, their first few minibatches apart, and the lowest one at a true boundary."""
     tasks = pairwise([0, *true, len(statistic)])
     within = [max(statistic[start + first : stop], default=-math.inf) for start, stop in tasks]
-    return max(within), min((statistic[place] for place in true), default=math.inf)
+    return max(within), min((statistic[index] for index in true), default=math.inf)
 
 
 def summarise(values: Sequence[float]) -> Summary | None:

@@ -106,11 +106,11 @@ def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
     rows = -(-len(by_name) // columns)
     figure, axes = new((SIZE[0], SIZE[1] + 0.18 * (rows - 1)))
     every, longest = [], 1
-    for place, (name, matrices) in enumerate(by_name.items()):
+    for index, (name, matrices) in enumerate(by_name.items()):
         average = np.array([[100 * np.mean(row) if row else np.nan for row in matrix] for matrix in matrices])
         every.append(average.ravel())
         longest = max(longest, average.shape[1])
-        _line(axes, np.arange(1, average.shape[1] + 1), average, place, plain(name))
+        _line(axes, np.arange(1, average.shape[1] + 1), average, index, plain(name))
     _accuracy_axis(axes, np.concatenate(every))
     axes.set_ylabel("average accuracy so far, %")
     _task_axis(axes, np.arange(1, longest + 1), "tasks learned")
@@ -124,8 +124,8 @@ def step_costs(by_name: Mapping[str, float]) -> Figure:
     figure, axes = _rows(by_name, 0.3, "ms per step")
     places = np.arange(len(by_name))
     axes.barh(places, list(by_name.values()), height=0.6, color=COLOURS[0], alpha=0.85)
-    for place, value in enumerate(by_name.values()):
-        axes.annotate(f"{value:.3g}", (value, place), (3, 0), textcoords="offset points", va="center", color=INK)
+    for index, value in enumerate(by_name.values()):
+        axes.annotate(f"{value:.3g}", (value, index), (3, 0), textcoords="offset points", va="center", color=INK)
     axes.set_xlim(0, 1.12 * max(by_name.values()))
     return figure
 
@@ -136,10 +136,10 @@ def final_accuracy(by_name: Mapping[str, tuple[float, float]], paper: Mapping[st
     figure, axes = _rows(by_name, 0.36, "average accuracy, %")
     places = np.arange(len(by_name))
     means, errors = np.array(list(by_name.values())).T
-    colours = [COLOURS[place % len(COLOURS)] for place in places]
+    colours = [COLOURS[index % len(COLOURS)] for index in places]
     axes.hlines(places, means - errors, means + errors, colors=colours, linewidth=2.2)
     axes.scatter(means, places, color=colours, s=44, zorder=3, label="measured")
-    shown = [(place + 0.26, *paper[name]) for place, name in enumerate(by_name) if name in paper]
+    shown = [(index + 0.26, *paper[name]) for index, name in enumerate(by_name) if name in paper]
     if shown:
         below, values, spreads = zip(*shown, strict=True)
         axes.errorbar(values, below, xerr=spreads, fmt="D", color=INK, markersize=4, elinewidth=1, label="paper")
@@ -173,12 +173,12 @@ def _stack(matrices: Sequence[Matrix]) -> Array:
     return stacked
 
 
-def _line(axes: Axes, x: NDArray[np.int64], values: Array, place: int, label: str) -> None:
-    colour = COLOURS[place % len(COLOURS)]
+def _line(axes: Axes, x: NDArray[np.int64], values: Array, index: int, label: str) -> None:
+    colour = COLOURS[index % len(COLOURS)]
     mean, error = values.mean(0), standard_error(values)
     axes.plot(
-        x, mean, color=colour, linestyle=LINES[place // len(COLOURS) % len(LINES)],
-        marker=MARKERS[(place + place // len(COLOURS)) % len(MARKERS)], label=label, zorder=3,
+        x, mean, color=colour, linestyle=LINES[index // len(COLOURS) % len(LINES)],
+        marker=MARKERS[(index + index // len(COLOURS)) % len(MARKERS)], label=label, zorder=3,
     )  # fmt: skip
     if error is not None and len(x) > 1:
         axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)

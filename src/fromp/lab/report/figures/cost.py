@@ -14,8 +14,8 @@ def step_cost(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Milliseconds of a step against the number of past tasks: all of them, two drawn a step, and plain training."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     figure = Figure(figsize=(4.0 * len(networks), 3.1), facecolor="none", layout="constrained")
-    for place, network in enumerate(networks):
-        axes = figure.add_subplot(1, len(networks), place + 1, facecolor="none")
+    for index, network in enumerate(networks):
+        axes = figure.add_subplot(1, len(networks), index + 1, facecolor="none")
         own = [row for row in rows if row["network"] == network]
         tasks = [row["past_tasks"] for row in own]
         lines = {
@@ -25,11 +25,11 @@ def step_cost(rows: Sequence[Mapping[str, Any]]) -> Figure:
         }
         for k, (case, label) in enumerate(lines.items()):
             milliseconds = [1e3 * row["seconds"][case] for row in own]
-            axes.plot(tasks, milliseconds, color=COLOURS[k], marker=MARKERS[k], label=label if place == 0 else None)
+            axes.plot(tasks, milliseconds, color=COLOURS[k], marker=MARKERS[k], label=label if index == 0 else None)
         axes.set_xticks(tasks)
         axes.set_xlabel(f"past tasks ({network})")
         axes.set_ylim(bottom=0)
-        if place == 0:
+        if index == 0:
             axes.set_ylabel("ms a step")
     figure.legend(loc="outside lower center", ncols=3, columnspacing=1.2)
     return figure

@@ -41,8 +41,8 @@ def toy_strip(boundaries: Sequence[Boundary], captions: Sequence[str] | None = N
     caption = 0.36
     figure = Figure(figsize=(whole, height + caption), facecolor="none")
     said = captions or [f"after task {boundary.task}" for boundary in boundaries]
-    for place, (boundary, text) in enumerate(zip(boundaries, said, strict=True)):
-        left = place * (width + gap) / whole
+    for index, (boundary, text) in enumerate(zip(boundaries, said, strict=True)):
+        left = index * (width + gap) / whole
         axes = figure.add_axes((left, caption / (height + caption), width / whole, height / (height + caption)))
         _draw_boundary(axes, boundary)
         axes.text(0.5, -0.04, text, transform=axes.transAxes, ha="center", va="top", color=INK, fontsize=13)

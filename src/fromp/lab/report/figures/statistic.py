@@ -30,8 +30,8 @@ def draw_statistic(axes: Axes, values: Array, true: Sequence[int], found: Sequen
         color=COLOURS[0], alpha=0.3, linewidth=0, step="mid",
     )  # fmt: skip
     axes.plot(middle, [values[stretch].mean() for stretch in stretches], color=COLOURS[0], linewidth=1.1)
-    for place, start in enumerate(true):
-        axes.axvline(start, color=INK, linewidth=0.8, linestyle=":", label=None if place else "a task begins")
+    for index, start in enumerate(true):
+        axes.axvline(start, color=INK, linewidth=0.8, linestyle=":", label=None if index else "a task begins")
     if len(found):
         axes.scatter(found, values[np.array(found)], s=22, color=COLOURS[3], zorder=4, label="found")
     axes.set_xlim(0, len(values))
