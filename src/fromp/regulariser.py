@@ -20,7 +20,7 @@ from fromp.foundation.checked import Setting, count, count_or_none, number, posi
 from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
 from fromp.foundation.examples import as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State, field, set_generator, tensor, weights
+from fromp.foundation.state import State, field, flatten, set_generator, tensor, weights
 from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from fromp.memory import (
     Memory,
@@ -165,6 +165,18 @@ class FROMP:
     def memories(self) -> tuple[Memory, ...]:
         """What is kept of each past task, in order; `forget` removes it."""
         return tuple(anchor.memory for anchor in self._anchors())
+
+    def __repr__(self) -> str:
+        """What is held: tasks, points, heads and bytes."""
+        tensors, _ = flatten(self.state_dict())
+        kept = sum(value.nbytes for value in tensors.values()) / 2**20
+        points = sum(map(len, self.memories))
+        heads = len({memory.head for memory in self.memories})
+        return (
+            f"FROMP({type(self.model).__name__}, {type(self.likelihood).__name__}, tau={self.tau:g}, "
+            f"memory_size={self.memory_size}: "
+            f"{len(self.memories)} tasks, {points} points, {heads} heads, {kept:.1f} MiB)"
+        )
 
     def penalty(self) -> Tensor:
         """tau / 2 sum_s (m_s - m0_s)' K_s^-1 (m_s - m0_s), Eq. (8) divided by N: a scalar; zero before any task."""

@@ -159,3 +159,10 @@ def test_a_damaged_state_is_refused_or_harmless(tmp_path, kernel):
             wrong.append(f"{what}: {type(error).__name__} {error}")
     assert not wrong, "\n".join(wrong)
     assert refused > 100
+
+
+def test_it_says_what_it_holds():
+    _, reg = taught(2)
+    said = "FROMP(Sequential, Categorical, tau=0.5, memory_size=6: 2 tasks, 12 points, 1 heads, 0.0 MiB)"
+    assert repr(reg) == said
+    assert len(reg.memories) == 2
