@@ -21,8 +21,7 @@ from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
 from fromp.lab.methods.si import SI, SIMethod
 from fromp.lab.methods.vcl import vcl
 from fromp.lab.methods.vcl.coreset import MemorableCoreset, RandomCoreset
-from fromp.lab.methods.vcl.usage import of_other_heads
-from fromp.lab.methods.vcl.vcl import VCL, Gaussians, LocalReparameterisation, kl
+from fromp.lab.methods.vcl.vcl import VCL, Gaussians, LocalReparameterisation, kl, of_other_heads
 from fromp.lab.results.plan import Plan
 from fromp.memory import random_score
 from fromp.prior import IdentityKernel
@@ -535,19 +534,39 @@ def test_vcl_starts_each_task_from_other_random_weights_or_from_the_first_ones()
             assert 0.07 < torch.stack([one["0.weight"] for one in seen]).std() < 0.13
 
 
-@pytest.mark.parametrize("depth", [1, 40])
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_vcl_knows_the_weights_of_other_heads(depth, sign):
-    """In deep networks, where positive weights would overflow, and where inputs silence every unit."""
-    torch.manual_seed(0)
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    model = nn.Sequential(*layers, nn.Linear(64, 6))
-    elsewhere = of_other_heads(model, sign * torch.rand(20, 64), HEADS[1])
-    for last in (elsewhere[f"{2 * depth}.weight"], elsewhere[f"{2 * depth}.bias"]):
+def test_vcl_knows_the_weights_of_other_heads():
+    """The rows of the last layer outside the head; a layer that is applied twice is of use to every head."""
+    model, x = network(), data(0)[0]
+    elsewhere = of_other_heads(model, x, HEADS[1], ())
+    for last in (elsewhere["2.weight"], elsewhere["2.bias"]):
         assert not last[2:4].any()
         assert last[:2].all()
         assert last[4:].all()
-    assert not any(mask.any() for name, mask in elsewhere.items() if not name.startswith(f"{2 * depth}."))
+    assert not elsewhere["0.weight"].any()
+    assert not elsewhere["0.bias"].any()
+    assert of_other_heads(model, x, None, ()) == {}
+    model[2].bias.requires_grad_(False)
+    assert "2.bias" not in of_other_heads(model, x, HEADS[1], ())
+    with pytest.raises(FrompError, match="head index 6 is outside the model's 6 outputs"):
+        of_other_heads(model, x, (6, 7), ())
+
+    shared = nn.Linear(6, 6).double()
+    method = VCL(nn.Sequential(nn.Linear(3, 6).double(), shared, nn.Tanh(), shared), Categorical(), 4.0, 1e-2, seed=0)
+    method.begin_task(TensorExamples(*data(0)), HEADS[1], [])
+    assert not any(mask.any() for mask in method._other_heads_only.values())
+
+
+def test_vcl_refuses_heads_whose_weights_it_cannot_find():
+    behind = nn.Sequential(network(), nn.Tanh())
+    method = VCL(behind, Categorical(), 4.0, 1e-2, seed=0)
+    with pytest.raises(FrompError, match=r"not those of its last nn.Linear .*; let the model end with a linear layer"):
+        method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
+    method.begin_task(TensorExamples(*data(0)), None, [])  # with one head there is nothing to find
+    made = network()
+    nn.utils.parametrizations.weight_norm(made[2])
+    method = VCL(made, Categorical(), 4.0, 1e-2, seed=0)
+    with pytest.raises(FrompError, match=r"is computed from others, .*; remove its parametrisation"):
+        method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
 
 
 def test_vcl_bears_a_weight_that_is_not_used():
@@ -557,18 +576,6 @@ def test_vcl_bears_a_weight_that_is_not_used():
     method.begin_task(TensorExamples(*data(0)), HEADS[0], [])
     method.loss([(*data(0), HEADS[0])]).data.backward()
     method.end_task(data(0), HEADS[0])
-
-
-def test_vcl_knows_the_weights_of_other_heads_behind_a_norm():
-    """Which silences units at weights of any sign, if the inputs are nearly alike."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(10, 256), nn.LayerNorm(256), nn.ReLU(), nn.Linear(256, 6))
-    elsewhere = of_other_heads(model, 0.5 + 0.01 * torch.randn(100, 10), HEADS[1])
-    assert elsewhere["3.weight"][:2].all()
-    assert elsewhere["3.weight"][4:].all()
-    assert not elsewhere["3.weight"][2:4].any()
-    with pytest.raises(FrompError, match="head index 6 is outside the model's 6 outputs"):
-        of_other_heads(model, torch.randn(9, 10), (6, 7))
 
 
 def test_vcl_must_be_told_of_a_task():

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from fromp import gp
 from fromp.derivatives.budget import MEMORY_BUDGET, chunks
 from fromp.derivatives.model import Head, as_head, check_head, detached, device_of, evaluating, outputs, trainable
-from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import Examples, as_examples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
+from fromp.lab.methods.last_linear import last_linear
 from fromp.lab.settings import AtLeastOne, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, random_score, remember, top
@@ -288,29 +288,6 @@ class FRCL(Method):
     def _remembered(self, task: int) -> tuple[Tensor, Inducing]:
         """The current features of a past task's inducing points, and q(u) there."""
         return self.features(self.memories[task].inputs), self.past[task]
-
-
-def last_linear(model: nn.Module, x: Inputs) -> tuple[nn.Linear, int]:
-    """The layer that gives the model's outputs, and how many they are; an error unless it is an nn.Linear."""
-    calls: list[tuple[nn.Linear, Tensor]] = []
-    hooks = [
-        module.register_forward_hook(lambda module, given, out: calls.append((module, out)))
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with evaluating(model), torch.no_grad():
-            f = outputs(model, inputs.move(x, device_of(model)))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not calls or calls[-1][1].shape != f.shape or not bool(f.isclose(calls[-1][1], 0, 0, equal_nan=True).all()):
-        last = calls[-1][0] if calls else "none is executed"
-        raise FrompError(
-            f"the model's outputs are not those of its last nn.Linear ({last}), whose inputs FRCL takes as features; "
-            "let the model end with a linear layer, without anything behind it."
-        )
-    return calls[-1][0], f.shape[1]
 
 
 def _marginals(phi: Tensor, mean: Tensor, factor: Tensor) -> Marginals:

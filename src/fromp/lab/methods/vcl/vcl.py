@@ -10,7 +10,19 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fromp.derivatives.model import Head, Weights, as_head, detached, device_of, evaluating, outputs, trainable
+from fromp.derivatives.affine import LinearCall
+from fromp.derivatives.model import (
+    Head,
+    Weights,
+    as_head,
+    check_head,
+    detached,
+    device_of,
+    evaluating,
+    outputs,
+    trainable,
+)
+from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import Examples, SomeExamples, as_examples
@@ -18,8 +30,8 @@ from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
+from fromp.lab.methods.last_linear import last_linear
 from fromp.lab.methods.vcl.coreset import Coreset, MemorableCoreset, RandomCoreset
-from fromp.lab.methods.vcl.usage import not_linear, of_other_heads
 from fromp.lab.settings import AtLeastOne, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
@@ -101,10 +113,10 @@ class VCL(Method):
                 f"a coreset of {self.coreset.size} leaves nothing of the task's {len(examples)} examples to train on; "
                 "withhold fewer."
             )
-        x, _ = examples.take(torch.arange(min(len(examples), 256)))
+        x, _ = examples.take(torch.arange(min(len(examples), 2)))
         x = inputs.move(x, device_of(self.model))
-        self._other_heads_only = of_other_heads(self.model, x, head)
         self._sampled = not_linear(self.model, x, head)
+        self._other_heads_only = of_other_heads(self.model, x, head, self._sampled)
         if self.start != "posterior":
             self._posterior().copy_where(
                 self._beginning(), {name: 1 - mask for name, mask in self._other_heads_only.items()}
@@ -140,7 +152,7 @@ class VCL(Method):
         if self.coreset is not None and self._held is None:
             raise FrompError("no coreset has been withheld from this task; call begin_task before training on it.")
         if self._sampled is None:  # it was never begun
-            x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 256)))
+            x, _ = as_examples(data).take(torch.arange(min(len(as_examples(data)), 2)))
             self._sampled = not_linear(self.model, inputs.move(x, device_of(self.model)), as_head(head))
         posterior = self._posterior().copies()
         if self._other_heads_only:
@@ -300,6 +312,37 @@ class LocalReparameterisation(TorchFunctionMode):
     def _variance(self, weight: Tensor) -> Tensor:
         log_deviation = self._log_deviation.get(id(weight))
         return torch.zeros_like(weight) if log_deviation is None else (2 * log_deviation).exp()
+
+
+def of_other_heads(model: nn.Module, x: Inputs, head: Head, sampled: Sequence[str]) -> dict[str, Tensor]:
+    """1 for the last layer's weights whose outputs are all outside the head, 0 for all others.
+
+    sampled: the weights that are not applied once, by a linear map, which may be of use to the head elsewhere.
+    """
+    if head is None:
+        return {}
+    linear, num_outputs = last_linear(model, x)
+    check_head(head, num_outputs)
+    if not isinstance(linear.weight, nn.Parameter):
+        raise FrompError(
+            "the weight of the model's last nn.Linear is computed from others, and VCL cannot tell which of them "
+            "belong to a head; remove its parametrisation."
+        )
+    others = [k for k in range(num_outputs) if k not in head]
+    elsewhere = {name: torch.zeros_like(w) for name, w in detached(model, trainable(model)).items()}
+    for name, weight in model.named_parameters():
+        if (weight is linear.weight or weight is linear.bias) and name in elsewhere and name not in sampled:
+            elsewhere[name][others] = 1
+    return elsewhere
+
+
+def not_linear(model: nn.Module, x: Inputs, head: Head) -> tuple[str, ...]:
+    """The weights that are not applied exactly once to each example, by a linear map."""
+    weights = detached(model, trainable(model))
+    with evaluating(model):
+        tape = Tape(model, weights, x, head)
+    once = {name for call in tape.calls if isinstance(call, LinearCall) and call.a.ndim == 2 for name in call.names()}
+    return tuple(name for name in weights if name not in once)
 
 
 def _draw(mean: Tensor, deviation: Tensor, noise: torch.Generator) -> Tensor:
