@@ -21,7 +21,8 @@ from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
 from fromp.lab.methods.si import SI, SIMethod
 from fromp.lab.methods.vcl import vcl
 from fromp.lab.methods.vcl.coreset import MemorableCoreset, RandomCoreset
-from fromp.lab.methods.vcl.vcl import VCL, Gaussians, LocalReparameterisation, kl, of_other_heads
+from fromp.lab.methods.vcl.gaussians import Gaussians, kl
+from fromp.lab.methods.vcl.vcl import VCL, LocalReparameterisation, of_other_heads
 from fromp.lab.results.plan import Plan
 from fromp.memory import random_score
 from fromp.prior import IdentityKernel

@@ -32,6 +32,7 @@ from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
 from fromp.lab.methods.last_linear import last_linear
 from fromp.lab.methods.vcl.coreset import Coreset, MemorableCoreset, RandomCoreset
+from fromp.lab.methods.vcl.gaussians import Gaussians, kl
 from fromp.lab.settings import AtLeastOne, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
@@ -200,19 +201,19 @@ class VCL(Method):
         self._ended, self.num_examples = state["ended"], state["num_examples"]
         self._sampled = None if state["sampled"] is None else tuple(state["sampled"])
 
-    def _posterior(self) -> "Gaussians":
+    def _posterior(self) -> Gaussians:
         return Gaussians(
             {n: w for n, w in self.model.named_parameters() if n in self.log_deviation}, self.log_deviation
         )
 
-    def _sample(self, q: "Gaussians", x: Inputs, head: Head, noise: torch.Generator) -> Tensor:
+    def _sample(self, q: Gaussians, x: Inputs, head: Head, noise: torch.Generator) -> Tensor:
         """The outputs at weights drawn from q: (b, c)."""
         drawn = {name: _draw(q.mean[name], q.log_deviation[name].exp(), noise) for name in self._sampled or ()}
         linear = {name: weight for name, weight in q.mean.items() if name not in drawn}
         with LocalReparameterisation(linear, q.log_deviation, noise):
             return outputs(self.model, x, head, {**linear, **drawn})
 
-    def _beginning(self) -> "Gaussians":
+    def _beginning(self) -> Gaussians:
         """Where the next task starts: drawn weights, or the initial ones, in another order after the first task."""
         if self.start == "initial" or (self.start == "fresh" and self._ended == 0):
             return self._start
@@ -227,7 +228,7 @@ class VCL(Method):
         mean = {name: fresh(name, like) for name, like in self.log_deviation.items()}
         return Gaussians(mean, self._start.log_deviation)
 
-    def _refine(self, head: Head) -> "Gaussians":
+    def _refine(self, head: Head) -> Gaussians:
         """The posterior after some epochs on the coreset of a head, with what was learned before as its prior."""
         q = self.prior.copies()
         values = [*q.mean.values(), *q.log_deviation.values()]
@@ -247,47 +248,6 @@ class VCL(Method):
                     loss.backward()
                     optimizer.step()
         return q.copies()
-
-
-class Gaussians:
-    """Independent Gaussians over the weights, by name."""
-
-    def __init__(self, mean: Weights, log_deviation: Weights) -> None:
-        self.mean, self.log_deviation = dict(mean), dict(log_deviation)
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device) -> "Gaussians":
-        """The Gaussians that `state_dict` describes, on a device."""
-        return cls(*({name: v.to(device) for name, v in state[key].items()} for key in ("mean", "log_deviation")))
-
-    def state_dict(self) -> State:
-        """Both moments of every weight."""
-        return {"mean": self.mean, "log_deviation": self.log_deviation}
-
-    @torch.no_grad()
-    def copy_where(self, other: "Gaussians", where: Weights) -> None:
-        """Become the other one, in place, wherever `where` is 1; a weight it does not name, altogether."""
-        for mine, its in ((self.mean, other.mean), (self.log_deviation, other.log_deviation)):
-            for name, value in mine.items():
-                value.copy_(torch.where(where[name] > 0, its[name], value) if name in where else its[name])
-
-    def copies(self) -> "Gaussians":
-        """The same, independent of this."""
-        return Gaussians(
-            {name: value.detach().clone() for name, value in self.mean.items()},
-            {name: value.detach().clone() for name, value in self.log_deviation.items()},
-        )
-
-
-def kl(q: Gaussians, p: Gaussians, share: Weights | None = None) -> Tensor:
-    """KL(q || p) = sum_w log s_p / s_q + (s_q^2 + (m_q - m_p)^2) / (2 s_p^2) - 1/2, with a factor on each weight."""
-    total = []
-    for name, log_s in q.log_deviation.items():
-        ratio = log_s - p.log_deviation[name]
-        distance = (q.mean[name] - p.mean[name]).square() * (-2 * p.log_deviation[name]).exp()
-        divergence = 0.5 * ((2 * ratio).exp() + distance - 1) - ratio
-        total.append((divergence * share[name] if share and name in share else divergence).sum())
-    return torch.stack(total).sum()
 
 
 class LocalReparameterisation(TorchFunctionMode):
