@@ -141,6 +141,34 @@ def test_dying_at_each_write_step(tmp_path, monkeypatch, method):
     assert all(torch.equal(got[name], expected[name]) for name in expected)
 
 
+def test_a_memorable_coreset_is_the_memory_of_a_run_of_fromp(tmp_path):
+    """Of the same seed, data and number of points, at FROMP's own settings, learned first and once."""
+    changes = {"tasks": 2, "memory": 6, "validation": 0.2}
+    fromp = Run(Plan.of("toy", "fromp", **changes), BENCHMARKS["toy"], 3, tmp_path / "fromp")
+    fromp.complete()
+    of = Plan.of("toy", "vcl-memorable", **changes, epochs=1, coreset_epochs=1)
+    run = Run(of, BENCHMARKS["toy"], 3, tmp_path / "vcl")
+    found = run.complete()
+    for memory, expected in zip(run.method.memories, fromp.method.memories, strict=True):
+        assert torch.equal(memory.indices, expected.indices)
+        assert torch.equal(memory.inputs, expected.inputs)
+        assert torch.equal(memory.scores, expected.scores)
+    learned = tmp_path / "vcl" / "fromp" / "checkpoint" / "manifest.json"
+    written = learned.stat().st_mtime_ns
+    shutil.rmtree(tmp_path / "vcl" / "checkpoint")
+    again = Run(of, BENCHMARKS["toy"], 3, tmp_path / "vcl")
+    assert again.complete().accuracy == found.accuracy
+    assert learned.stat().st_mtime_ns == written
+    assert all(took > before for took, before in zip(found.task_seconds, again._before.seconds, strict=True))
+
+
+def test_points_that_a_snapshot_does_not_hold_cannot_be_handed_on(tmp_path):
+    run = Run(plan("finetune"), BENCHMARKS["toy"], 0, tmp_path)
+    run.complete()
+    with pytest.raises(FrompError, match=r"tasks/1 holds no examples that finetune kept"):
+        run.kept(0)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_says_so(tmp_path, number, code):
     process = subprocess.Popen(

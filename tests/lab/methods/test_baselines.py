@@ -14,16 +14,15 @@ from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
 from fromp.lab.benchmarks.training import Training
 from fromp.lab.engine.fit import Fit
-from fromp.lab.methods.base import Penalised, mean_nll
+from fromp.lab.methods.base import mean_nll
 from fromp.lab.methods.bounds import Joint, Separate
 from fromp.lab.methods.quadratic import DLP, EWC
 from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
 from fromp.lab.methods.si import SI, SIMethod
 from fromp.lab.methods.vcl import vcl
-from fromp.lab.methods.vcl.coreset import MemorableCoreset, RandomCoreset
+from fromp.lab.methods.vcl.coreset import RandomCoreset
 from fromp.lab.methods.vcl.gaussians import Gaussians, kl
 from fromp.lab.methods.vcl.vcl import VCL, LocalReparameterisation, of_other_heads
-from fromp.lab.results.plan import Plan
 from fromp.memory import random_score
 from fromp.prior import IdentityKernel
 from fromp.taskfree.reservoir import Sample
@@ -696,40 +695,3 @@ def test_every_head_is_refined_from_the_newest_posterior():
     assert list(method._refined) == HEADS[:2]
     for q in method._refined.values():
         assert all(torch.equal(mean, method.prior.mean[name]) for name, mean in q.mean.items())
-
-
-def test_memorable_coresets_do_not_depend_on_the_random_state():
-    """A run that is taken up again chooses the same: dropout has its own masks there."""
-    base = Plan.of("toy", "fromp", epochs=1)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 20), nn.Dropout(0.5), nn.Linear(20, 2))
-    task = base.make(3)[0].task(0)
-    coreset = MemorableCoreset(model, Categorical(), 20, base, 11)
-    chosen = []
-    for state in (1, 2):
-        torch.manual_seed(state)
-        chosen.append(coreset.choose(task.train, task.head, 0)[0])
-        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(state)))
-    assert torch.equal(*chosen)
-
-
-def test_memorable_coresets_are_the_memory_of_a_run_of_fromp():
-    size = 10
-    base = Plan.of("toy", "fromp", epochs=1, memory=size, clip_norm=0.2)
-    stream, model = base.make(3)
-    coreset = MemorableCoreset(model, Categorical(), size, base, 11)
-    _, other = base.make(3)
-    fromp = FROMP(other, Categorical(), base.options.tau, size, base.options.prior_precision, base.options.jitter)
-    for place in range(2):
-        task = stream.task(place)
-        again, _ = coreset.choose(task.train, task.head, place)
-        chosen, scores = coreset.choose(task.train, task.head, place)
-        assert torch.equal(chosen, again)
-        coreset.keep()
-        fit = Fit(Penalised(fromp), [(task.train, task.head)], base.training, 11 + place)
-        for _ in fit.steps():
-            pass
-        assert fit.largest_norm > fit.settings.clip_norm
-        fromp.end_task(task.train, task.head)
-        assert torch.equal(task.train.take(chosen)[0], fromp.memories[place].inputs)
-        assert torch.equal(scores, fromp.memories[place].scores)

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fromp.derivatives.model import Head
 from fromp.foundation import storage
-from fromp.foundation.errors import CheckpointError, DerivativeError
+from fromp.foundation.errors import CheckpointError, DerivativeError, FrompError
 from fromp.foundation.examples import Examples
 from fromp.foundation.state import State, field
 from fromp.lab.benchmarks.catalogue import Benchmark
@@ -26,6 +26,7 @@ from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit, accuracy, hash_seed
 from fromp.lab.engine.threads import threads_for
 from fromp.lab.methods.base import Method, TrainingSets
+from fromp.lab.methods.card import Kept
 from fromp.lab.results import metrics
 from fromp.lab.results.environment import environment
 from fromp.lab.results.plan import Given, Plan
@@ -68,7 +69,9 @@ class Run:
     def __init__(self, plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: Path | None = None) -> None:
         self.plan, self.seed, self.path = plan, seed, path
         self.stream, self.model = benchmark.make(plan.stream, plan.network, seed)
-        self.method = build_method(plan, self.model, seed)
+        other = needed(plan)
+        self._before = None if other is None else Run(other, benchmark, seed, path / other.method, first_task)
+        self.method = build_method(plan, self.model, seed, None if self._before is None else self._before.kept)
         self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
         self.steps: list[int] = []  # steps of each task
         self.threads: list[int | None] = []  # per task; None if they changed within it, or if another run learned it
@@ -80,6 +83,8 @@ class Run:
 
     def learn(self, checkpoint_seconds: float = CHECKPOINT_SECONDS) -> Iterator[Progress]:
         """Learn the rest of the stream; yields the progress after each step and each task."""
+        if self._before is not None:
+            self._before.complete(checkpoint_seconds)
         with torch.random.fork_rng(devices=[]), threads_for(self.model), interruptions() as signals_received:
             torch.manual_seed(hash_seed(self.seed, 1))
             saved = self._load()
@@ -113,6 +118,17 @@ class Run:
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             environment=environment(),
         )
+
+    def kept(self, task: int) -> tuple[Tensor, Tensor]:
+        """The places in a learned task's data of the examples that were kept of it, and their scores."""
+        folder = self.path / "tasks" / str(task + 1)
+        memory = storage.read(folder, "task")["memory"]
+        if memory is None:
+            raise FrompError(
+                f"{folder} holds no examples that {self.plan.method} kept, which another method needs; a snapshot "
+                "holds them only if the inputs are one tensor, so choose a benchmark of that kind."
+            )
+        return memory["indices"], memory["scores"]
 
     def _begin_task(self, saved: State | None) -> Fit:
         """The fit of the current task, as far as it was saved or as another run has left it."""
@@ -163,7 +179,8 @@ class Run:
         self._end_task()
         seen = enumerate(map(self.stream.task, range(self.task + 1)))
         self.rows.append([accuracy(self.method, task.test, task.head, place) for place, task in seen])
-        self.seconds.append(time.monotonic() - self._start)
+        before = 0.0 if self._before is None else self._before.seconds[self.task]
+        self.seconds.append(before + time.monotonic() - self._start)
         self.steps.append(fit.num_steps)
         self.threads.append(self._threads)
         self.norms.append(fit.known_norm)
@@ -280,10 +297,18 @@ class Past(Sequence[tuple[Examples, Head]]):
         return task.train, task.head
 
 
-def build_method(plan: Plan, model: nn.Module, seed: int) -> Method:
-    """The plan's method."""
+def needed(plan: Plan) -> Plan | None:
+    """The plan to learn before this one, for what it keeps: the other method's own, on the same data and network."""
+    if plan.card.needs_memories_of is None:
+        return None
+    own = Plan.of(plan.benchmark, plan.card.needs_memories_of, memory=plan.memory)
+    return replace(own, stream=plan.stream, network=plan.network)
+
+
+def build_method(plan: Plan, model: nn.Module, seed: int, kept: Kept | None = None) -> Method:
+    """The plan's method. kept: what the method has kept whose memories it needs."""
     settings = plan.settings
-    settings.base = lambda memory: Plan.of(plan.benchmark, "fromp", memory=memory)
+    settings.kept = kept
     return plan.card.build(model, Categorical(), settings, hash_seed(seed, 3))
 
 

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from fromp.foundation.errors import FrompError
 from fromp.lab.methods.base import Method
 from fromp.lab.settings import require_known, settings
 from fromp.likelihoods import Likelihood
+
+# task -> the places in its data of the examples that another run has kept of it, and their scores
+Kept: TypeAlias = Callable[[int], tuple[Tensor, Tensor]]
 
 
 @settings
@@ -33,6 +36,9 @@ class MethodCard:
     """What a step costs beside that of plain training."""
     settings: type = NoSettings
     """Its own; one called `memory` has the benchmark's value unless a preset or the user gives another."""
+    needs_memories_of: str | None = None
+    """A method that is run first, with the same seed and number of points: `build` has what it kept as `kept` among the
+    settings, a `Kept`."""
     needs_task_at_test: bool = False
     """Whether the task label is needed at test time, also with one head."""
     random_memory: bool = False

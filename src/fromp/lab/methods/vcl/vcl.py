@@ -125,7 +125,7 @@ class VCL(Method):
         self.num_examples = len(examples)
         if self.coreset is None:
             return [(examples, head)]
-        held, scores = self.coreset.choose(examples, head, len(self.memories))
+        held, scores = self.coreset.choose(examples, len(self.memories))
         left = torch.ones(len(examples), dtype=torch.bool)
         left[held] = False
         x, y = examples.take(held)
@@ -161,7 +161,6 @@ class VCL(Method):
         self.prior, self._other_heads_only = posterior, {}
         self._ended, self.num_examples = self._ended + 1, 0
         if self.coreset is not None and self._held is not None:
-            self.coreset.keep()
             self._memories.append(self._held)
             self._held = None
             self._refined = {head: self._refine(head) for head in dict.fromkeys(m.head for m in self.memories)}
@@ -174,7 +173,7 @@ class VCL(Method):
         return torch.stack(means).mean(0)
 
     def state_dict(self) -> State:
-        state: State = {
+        return {
             "memories": [memory.state_dict() for memory in self.memories],
             "log_deviation": dict(self.log_deviation),
             "prior": self.prior.state_dict(),
@@ -185,12 +184,9 @@ class VCL(Method):
             "num_examples": self.num_examples,
             "sampled": self._sampled,
         }
-        return state if self.coreset is None else {**state, "coreset": self.coreset.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         device = device_of(self.model)
-        if self.coreset is not None:
-            self.coreset.load_state_dict(state["coreset"])
         with torch.no_grad():
             for name, value in state["log_deviation"].items():
                 self.log_deviation[name].copy_(value)
@@ -342,7 +338,7 @@ _TRAINING: dict[str, dict[str, Any]] = {
 _CORESET_EPOCHS = {"toy": 200, "split-mnist": 600, "split-mnist-small": 600, "permuted-mnist": 200}
 
 
-def _with_coreset(choose: Callable[..., Coreset]) -> Callable[..., Method]:
+def _with_coreset(choose: Callable[[Likelihood, Any, int], Coreset]) -> Callable[..., Method]:
     def build(model: nn.Module, likelihood: Likelihood, s: Any, seed: int) -> Method:
         return VCL(
             model,
@@ -350,7 +346,7 @@ def _with_coreset(choose: Callable[..., Coreset]) -> Callable[..., Method]:
             s.prior_precision,
             s.initial_deviation,
             seed,
-            choose(model, likelihood, s, seed),
+            choose(likelihood, s, seed),
             s.coreset_epochs,
             s.batch_size,
             s.lr,
@@ -382,7 +378,7 @@ register(
         keeps="what vcl keeps, one refined copy per head, random points",
         step_cost="twice the maps, and a KL; the coreset before each test",
         settings=CoresetSettings,
-        build=_with_coreset(lambda model, likelihood, s, seed: RandomCoreset(likelihood, s.memory, seed)),
+        build=_with_coreset(lambda likelihood, s, seed: RandomCoreset(likelihood, s.memory, seed)),
         random_memory=True,
         colour=5,
         presets=_TRAINING | {name: _TRAINING[name] | {"coreset_epochs": n} for name, n in _CORESET_EPOCHS.items()},
@@ -393,12 +389,11 @@ register(
         name="vcl-memorable",
         title="VCL + memorable coreset",
         paper="Pan et al. 2020",
-        keeps="what vcl keeps, one refined copy per head, all that FROMP keeps",
+        keeps="what vcl keeps, one refined copy per head, FROMP's memorable points",
         step_cost="twice the maps, and a KL; the coreset before each test; a run of FROMP",
         settings=CoresetSettings,
-        build=_with_coreset(
-            lambda model, likelihood, s, seed: MemorableCoreset(model, likelihood, s.memory, s.base(s.memory), seed)
-        ),
+        build=_with_coreset(lambda likelihood, s, seed: MemorableCoreset(s.kept, s.memory)),
+        needs_memories_of="fromp",
         presets=_TRAINING | {name: _TRAINING[name] | {"coreset_epochs": n} for name, n in _CORESET_EPOCHS.items()},
     )
 )
