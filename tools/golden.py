@@ -42,7 +42,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "toy/fromp/memory-5": ("toy", "fromp", {**TOY, "memory": 5}),  # tau grows with fewer points
     "toy/fromp/validation": ("toy", "fromp", {**TOY, "validation": 0.2}),
     "toy/vcl/from-the-posterior": ("toy", "vcl", {**TOY, "start": "posterior"}),
-    "toy/joint/last-task-only": ("toy", "joint", {**TOY, "joint_from": 3}),
     "toy/fromp/boundaries-found": (
         "toy",
         "fromp",
@@ -57,7 +56,7 @@ Losses = list[list[tuple[float, float]]]  # data and penalty of each step of eac
 class Learned(NamedTuple):
     """What a run leaves behind."""
 
-    accuracy: list[list[float]]
+    accuracy: list[list[float] | None]  # None after a task at which nothing was trained
     boundaries: list[list[int]] | None  # those found
     losses: Losses
     weights: dict[str, Tensor]

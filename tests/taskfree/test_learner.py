@@ -305,7 +305,7 @@ def test_another_folder_is_refused(tmp_path):
             lambda: learner(reservoir=5, min_task_examples=5),
             "memory_size=10 is larger than min_task_examples=5",
         ),
-        (lambda: TaskFree(Joint(nn.Linear(2, 2), Categorical()), None), "Joint needs to know when a task begins"),
+        (lambda: TaskFree(Joint(nn.Linear(2, 2), Categorical(), 2), None), "Joint needs to know when a task begins"),
         (lambda: learner().end_task(), "the reservoir is empty"),
     ],
 )

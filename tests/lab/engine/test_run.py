@@ -270,17 +270,28 @@ def test_a_convolutional_network_goes_on_to_the_bit(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_joint_training_once_is_the_last_row_of_joint_training(tmp_path):
-    runs = [Run(plan("joint", joint_from=k), BENCHMARKS["toy"], 0, tmp_path / str(k)) for k in (1, 2)]
-    for run in runs:
-        run.complete()
-    assert runs[0].rows[1] == runs[1].rows[1]
-    assert runs[0].rows[0] != runs[1].rows[0]
-    assert runs[0].result().backward_transfer is not None
-    assert runs[1].result().backward_transfer is None
-    run = Run(plan("joint", joint_from=2, clip_norm=100.0), BENCHMARKS["toy"], 0, tmp_path / "clipped")
-    run.complete()
+def test_joint_trains_once_at_the_last_task_and_has_no_transfer(tmp_path):
+    run = Run(plan("joint", clip_norm=100.0), BENCHMARKS["toy"], 0, tmp_path)
+    found = run.complete()
+    first, last = found.accuracy
+    assert first is None
+    assert last is not None
+    assert len(last) == 2
+    assert found.backward_transfer is found.forgetting is None
+    assert run.steps[0] == 0 < run.steps[1]
     assert [norm is None for norm in run.norms] == [True, False]  # no step, no norm
+
+
+def test_joint_goes_on_after_a_task_that_is_not_trained(tmp_path):
+    whole = Run(plan("joint"), BENCHMARKS["toy"], 0, tmp_path / "whole")
+    whole.complete()
+    for progress in Run(plan("joint"), BENCHMARKS["toy"], 0, tmp_path / "stopped").learn(checkpoint_seconds=0):
+        if progress.step == 5:
+            break
+    again = Run(plan("joint"), BENCHMARKS["toy"], 0, tmp_path / "stopped")
+    assert again.complete().accuracy == whole.result().accuracy
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_comparing_gives_forward_transfer(tmp_path):
@@ -349,9 +360,10 @@ def test_scalars_go_on_from_task_to_task_whatever_their_length(tmp_path, monkeyp
             pass
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=Writer))
-    arguments = ["run", "toy", "--method", "joint", "--tasks", "2", "--epochs", "1", "--tensorboard", "--quiet"]
-    assert main([*arguments, "--out", str(tmp_path)]) == 0
-    assert steps == list(range(50, 601, 50))  # 200 steps of one task, then 400 of two
+    arguments = ["run", "split-digits", "--method", "finetune", "--tasks", "4", "--epochs", "1", "--tensorboard"]
+    assert main([*arguments, "--set", "batch_size=1", "--quiet", "--out", str(tmp_path)]) == 0
+    firsts = (0, 288, 576, 867)  # the third task has three examples more than the others
+    assert steps == [first + step for first in firsts for step in range(50, 288, 50)]
 
 
 def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):

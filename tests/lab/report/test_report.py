@@ -198,6 +198,8 @@ def test_where_only_the_last_task_was_trained_there_is_a_matrix_and_no_history(o
     change(out, runs=[{**one, "accuracy": [None, one["accuracy"][-1]]} for one in runs])
     found = page(out)
     assert "Accuracy matrix" in found.text
+    assert found.text.count("task 1, not trained") == 1
+    assert "task 2, not trained" not in found.text
     for missing in ("Accuracy over time", "Forgetting", "Backward transfer"):
         assert missing not in found.text
     both = tmp_path / "both"

@@ -72,7 +72,7 @@ class Run:
         other = needed(plan)
         self._before = None if other is None else Run(other, benchmark, seed, path / other.method, first_task)
         self.method = build_method(plan, self.model, seed, None if self._before is None else self._before.kept)
-        self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float]], list[float]]
+        self.task, self.rows, self.seconds = 0, [], []  # type: tuple[int, list[list[float] | None], list[float]]
         self.steps: list[int] = []  # steps of each task
         self.threads: list[int | None] = []  # per task; None if they changed within it, or if another run learned it
         self.norms: list[float | None] = []  # largest norm of the gradient in each task, if it is clipped
@@ -105,10 +105,9 @@ class Run:
 
     def result(self) -> SeedResult:
         """The run so far."""
-        first = 1 if self.method.trains_every_task else self.plan.settings.joint_from
         return SeedResult(
             self.seed,
-            [row if task >= first else None for task, row in enumerate(self.rows, start=1)],
+            list(self.rows),
             sum(self.seconds),
             len(self.stream),
             task_seconds=list(self.seconds),
@@ -178,7 +177,8 @@ class Run:
             self._first_task.save(fit, self._elapsed)
         self._end_task()
         seen = enumerate(map(self.stream.task, range(self.task + 1)))
-        self.rows.append([accuracy(self.method, task.test, task.head, place) for place, task in seen])
+        tested = [accuracy(self.method, task.test, task.head, place) for place, task in seen] if fit.num_steps else None
+        self.rows.append(tested)
         before = 0.0 if self._before is None else self._before.seconds[self.task]
         self.seconds.append(before + time.monotonic() - self._start)
         self.steps.append(fit.num_steps)

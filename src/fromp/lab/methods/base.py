@@ -27,8 +27,6 @@ class Method(ABC):
 
     # Whether the first task is learned by plain training, so that runs of several methods may share it.
     starts_plain: bool = False
-    # Whether the accuracies after tasks before the last are meaningful, and with them the transfers.
-    trains_every_task: bool = True
 
     def __init__(self, model: nn.Module, likelihood: Likelihood) -> None:
         self.model, self.likelihood = model, likelihood
@@ -46,6 +44,7 @@ class Method(ABC):
     def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         """Called before a task's first step; returns what to train on: the task alone, unless overridden.
 
+        If it returns nothing, no step is taken, and the task has no row of accuracies.
         `past` holds the data of all earlier tasks, for methods that are meant to cheat. A run that is taken up
         in the middle of a task calls this again, restored: what it returns may depend on the finished tasks only.
         """

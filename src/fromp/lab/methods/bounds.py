@@ -13,7 +13,6 @@ from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.lab.methods.base import Method, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
-from fromp.lab.settings import AtLeastOne, settings
 from fromp.likelihoods import Likelihood
 
 
@@ -35,19 +34,17 @@ class Finetune(Method):
 
 @final
 class Joint(Method):
-    """A fresh network trained on the data of all tasks: the upper bound, without forgetting.
+    """The network trained once, at the last of `tasks` tasks, on the data of all: the upper bound.
 
-    joint_from: the first task after which it is trained at all; before, the network stays as it was initialised.
+    Until then it stays as it was initialised.
     """
 
-    def __init__(self, model: nn.Module, likelihood: Likelihood, joint_from: int = 1) -> None:
+    def __init__(self, model: nn.Module, likelihood: Likelihood, tasks: int) -> None:
         super().__init__(model, likelihood)
-        self._fresh, self._first = _copy(model), joint_from
-        self.trains_every_task = joint_from == 1
+        self._tasks = tasks
 
     def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
-        self.model.load_state_dict(self._fresh)
-        if len(past) + 1 < self._first:
+        if len(past) + 1 < self._tasks:
             return []
         by_head: dict[Head, list[Examples]] = {}
         for data, of in [*past, (examples, head)]:
@@ -58,10 +55,10 @@ class Joint(Method):
         return
 
     def state_dict(self) -> State:
-        return {"fresh": self._fresh}
+        return {}
 
     def load_state_dict(self, state: State) -> None:
-        self._fresh = _moved(state["fresh"], device_of(self.model))
+        return
 
 
 @final
@@ -110,14 +107,6 @@ def _union(group: list[Examples]) -> Examples:
     return TensorExamples(inputs.concatenate([x for x, _ in parts]), torch.cat([y for _, y in parts]))
 
 
-@settings
-class JointSettings:
-    """What `joint` is built with."""
-
-    joint_from: AtLeastOne = 1
-    """First task after which it is trained; a later one saves time where only the last row counts."""
-
-
 register(
     MethodCard(
         name="finetune",
@@ -147,8 +136,7 @@ register(
         paper="the ceiling",
         keeps="all data of all tasks",
         step_cost="nothing, but an epoch is as long as all tasks",
-        settings=JointSettings,
-        build=lambda model, likelihood, s, seed: Joint(model, likelihood, s.joint_from),
+        build=lambda model, likelihood, s, seed: Joint(model, likelihood, s.tasks),
         sequential=False,
     )
 )

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TypeAlias, final
 
 from matplotlib.figure import Figure
 
@@ -16,7 +16,6 @@ from fromp.lab.results.format import Table
 from fromp.lab.results.record import Metric
 
 Seeds: TypeAlias = Mapping[str, int]  # how many of each method
-ONLY_LAST: Mapping[tuple[str, str], Mapping[str, Any]] = {("split-cifar", "joint"): {"joint_from": 6}}
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Pivot(Exhibit):
     @property
     def needed(self) -> Sequence[Required]:
         methods = {**self.methods, **({"separate": 5} if "forward_transfer" in self.show else {})}
-        return [_required(name, method, seeds) for name in self.benchmarks for method, seeds in methods.items()]
+        return [Required(name, method, seeds) for name in self.benchmarks for method, seeds in methods.items()]
 
     def render(self, kept: ResultsFolder, runs: Sequence[Required]) -> Table:
         shown = [required for required in runs if required.method in self.methods]
@@ -120,10 +119,6 @@ class Drawing(Exhibit):
         return self.draw(kept, runs)
 
 
-def _required(benchmark: str, method: str, seeds: int = 5) -> Required:
-    return Required(benchmark, method, seeds, ONLY_LAST.get((benchmark, method), {}))
-
-
 def _five(*methods: str) -> Seeds:
     return dict.fromkeys(methods, 5)
 
@@ -157,7 +152,7 @@ _ALL: Sequence[Exhibit] = (
     ),
     Drawing(
         "figure-cifar-bars", "Fig. 3a", "Split CIFAR, task by task", drawings.task_bars,
-        [_required("split-cifar", method) for method in CIFAR],
+        [Required("split-cifar", method) for method in CIFAR],
     ),
     Curve(
         "figure-memory-cifar", "Fig. 3b", "Split CIFAR with fewer points", "split-cifar", WITH_MEMORY, "memory", SIZES,

@@ -50,8 +50,6 @@ class Required:
         changes = dict(self.changes)
         if "memory" in changes:
             changes["memory"] = max(small.memory // 5, small.memory * changes["memory"] // large.memory)
-        if "joint_from" in changes:
-            changes["joint_from"] = small.stream.tasks
         most = 2 * BENCHMARKS[benchmark].training.epochs  # VCL has several times as many, which takes minutes
         training = small.training
         changes |= {"epochs": max(2, min(training.epochs, most) // SHORTER), "lr": LARGER * training.lr}

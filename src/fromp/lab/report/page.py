@@ -1,5 +1,6 @@
 """The values of the report's page, section by section; templates/report.html says how they look."""
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -143,7 +144,7 @@ def _comparison_charts(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     over_time = {one.name: one.matrices for one in experiments}
     if max((len(matrices[0]) for matrices in over_time.values()), default=0) > 1:
         yield _chart("As tasks come", accuracy.average_over_time(over_time), "Bands are one standard error over seeds.")
-    steps = {one.name: [ms for seed in _milliseconds(one) for ms in seed] for one in experiments}
+    steps = {one.name: [ms for seed in _milliseconds(one) for ms in seed if not math.isnan(ms)] for one in experiments}
     costs = {name: statistics.mean(values) for name, values in steps.items() if values}
     if len(costs) > 1:
         yield _chart("Cost of a step", accuracy.step_costs(costs), f"Mean over tasks and seeds. {OF_A_STEP}")
@@ -158,7 +159,11 @@ def _planes(experiments: Sequence[Experiment]) -> Values:
         try:
             boundaries = plane.boundaries(one, one.middle_seed)
             remembered = remembered or any(boundary.memory for boundary in boundaries)
-            pictures = [embed.png(decision_boundary(boundary), dpi) for boundary in boundaries]
+            untrained = {task for task, row in enumerate(one.of(one.middle_seed).accuracy, start=1) if row is None}
+            pictures = [
+                (embed.png(decision_boundary(boundary), dpi), "not trained" if boundary.task in untrained else "")
+                for boundary in boundaries
+            ]
         except FrompError as error:
             note = str(error)
         shown.append({"title": f"{one.name}, seed {one.middle_seed}", "pictures": pictures, "note": note})
@@ -186,11 +191,14 @@ def _charts(one: Experiment, several: bool) -> Iterator[Chart]:
 
 
 def _milliseconds(one: Experiment) -> list[list[float]]:
-    """Milliseconds per step of each task, for the seeds whose steps were counted: (seeds, tasks)."""
+    """Milliseconds per step of each task, nan without steps, for seeds whose steps were counted: (seeds, tasks)."""
     return [
-        [1e3 * seconds / steps for seconds, steps in zip(seed.task_seconds, seed.task_steps, strict=True)]
+        [
+            1e3 * seconds / steps if steps else math.nan
+            for seconds, steps in zip(seed.task_seconds, seed.task_steps, strict=True)
+        ]
         for seed in one.shown
-        if len(seed.task_seconds) == len(seed.task_steps) == len(seed.accuracy) and all(seed.task_steps)
+        if len(seed.task_seconds) == len(seed.task_steps) == len(seed.accuracy)
     ]
 
 

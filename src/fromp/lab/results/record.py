@@ -137,7 +137,7 @@ class Experiment:
         """From the content of a results.json in a folder; ValueError, KeyError or TypeError if it is none."""
         plan = {key: _KINDS[key].validate_python(found[key]) for key in _KINDS}
         seeds = [SeedResult.parse(run) for run in found["runs"]]
-        if plan["method"] == "joint":  # older files have the accuracy of the untrained network before this task
+        if plan["method"] == "joint":  # some older files have accuracies of the untrained network before this task
             first = plan["settings"].get("joint_from", 1)
             seeds = [
                 replace(seed, accuracy=[row if i + 1 >= first else None for i, row in enumerate(seed.accuracy)])
@@ -165,6 +165,10 @@ class Experiment:
         """The finished ones, or, while there are none, those that are furthest."""
         furthest = max((len(seed.accuracy) for seed in self.seeds), default=0)
         return self.finished or [seed for seed in self.seeds if len(seed.accuracy) == furthest]
+
+    def of(self, seed: int) -> SeedResult:
+        """What was recorded of one seed."""
+        return next(one for one in self.recorded if one.seed == seed)
 
     @property
     def matrices(self) -> list[Matrix]:
