@@ -226,6 +226,7 @@ def compare(
     """
     from fromp.lab import report
     from fromp.lab.engine.jobs import learn
+    from fromp.lab.methods.bounds import SEPARATE
     from fromp.lab.results import store
     from fromp.lab.results.format import results_table
     from fromp.lab.results.plan import comparison
@@ -240,9 +241,9 @@ def compare(
         learning.mention_untuned(plans[name], quiet=json)
         if code := learn(plans[name], learning.chosen_seeds(), out / name, execution, console):
             return code
-    if "separate" in names:
+    if SEPARATE.name in names:
         for name in names:
-            store.add_forward_transfer(out / name, out / "separate")
+            store.add_forward_transfer(out / name, out / SEPARATE.name)
     page = report.write(out)
     if json:
         results = [_recorded(out / name) for name in names]

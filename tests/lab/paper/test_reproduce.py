@@ -234,7 +234,7 @@ def test_the_time_of_a_seed_is_that_of_the_method_there_else_of_fromp(tmp_path):
     kept = ResultsFolder(tmp_path)
     stronger = Required("toy", "ewc", changes={"strength": 100.0}, name="strength/ewc-100")
     assert kept.seconds(stronger) is None
-    write(tmp_path, Required("toy"), 2, seconds=7.0)
+    write(tmp_path, Required("toy", "fromp"), 2, seconds=7.0)
     assert kept.seconds(stronger) == 7.0
     write(tmp_path, Required("toy", "ewc"), 3, seconds=5.0)
     assert kept.seconds(stronger) == 5.0

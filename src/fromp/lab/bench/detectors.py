@@ -25,6 +25,7 @@ from fromp.lab.engine.fit import accuracy, hash_seed
 from fromp.lab.engine.jobs import exclusive_folder
 from fromp.lab.engine.threads import threads_for
 from fromp.lab.methods.base import Penalised
+from fromp.lab.methods.fromp import CARD
 from fromp.lab.results import metrics
 from fromp.lab.results.environment import environment
 from fromp.lab.results.plan import Plan
@@ -205,7 +206,7 @@ def run(trial: str, detector: str, seed: int = 0, dataset: str = "mnist", share:
     """One detector on one stream, with FROMP learning from what it finds: everything there is to say of it."""
     require_known("stream", trial, TRIALS)
     require_known("detector", detector, DETECTORS)
-    plan, images, stream = Plan.of("permuted-mnist", "fromp"), data.load(dataset), TRIALS[trial]
+    plan, images, stream = Plan.of("permuted-mnist", CARD.name), data.load(dataset), TRIALS[trial]
     pixels = images.train_x[0].numel()
     model = initialise(lambda: mlp(pixels, plan.settings.hidden, 10), seed)
     method = FROMP(model, Categorical(), plan.options.tau, 100, plan.options.prior_precision, plan.options.jitter)

@@ -16,6 +16,7 @@ from fromp.lab.bench.timing import interleaved
 from fromp.lab.engine.run import build_method
 from fromp.lab.methods import METHODS
 from fromp.lab.methods.base import HeadBatch, Method
+from fromp.lab.methods.bounds import FINETUNE
 from fromp.lab.results.plan import Plan
 from fromp.prior import FullKernel, FunctionalPrior
 
@@ -63,7 +64,7 @@ def method_costs(repetitions: int) -> dict[str, Any]:
                 method.end_task(examples)
         cases[name] = partial(method_step, method, torch.optim.Adam(method.parameters(), 1e-6, fused=True), batch)
     seconds = interleaved(cases, repetitions)
-    ratios = {name: value / seconds["finetune"] for name, value in seconds.items()}
+    ratios = {name: value / seconds[FINETUNE.name] for name, value in seconds.items()}
     return {"past_tasks": past, "points": POINTS, "seconds": seconds, "ratio": ratios}
 
 

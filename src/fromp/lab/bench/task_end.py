@@ -20,6 +20,7 @@ from fromp.lab.benchmarks.networks import initialise
 from fromp.lab.benchmarks.streams import Permuted
 from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine.run import Run
+from fromp.lab.methods.bounds import FINETUNE
 from fromp.lab.results.plan import Plan
 from fromp.likelihoods import Categorical
 from fromp.memory import assess, memorability
@@ -60,7 +61,7 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
     images = Arrays(pixels[:12_000], labels[:12_000], pixels[12_000:], labels[12_000:], ())
     stream = Permuted(images, 3, CLASSES, seed=0)
     benchmark = replace(BENCHMARKS["permuted-mnist"], stream=lambda seed: stream)
-    plan = Plan.of("permuted-mnist", "finetune", tasks=3, epochs=5, clip_norm=None)
+    plan = Plan.of("permuted-mnist", FINETUNE.name, tasks=3, epochs=5, clip_norm=None)
     settings = plan.training
 
     def engine() -> None:

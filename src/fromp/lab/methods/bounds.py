@@ -107,36 +107,32 @@ def _union(group: list[Examples]) -> Examples:
     return TensorExamples(inputs.concatenate([x for x, _ in parts]), torch.cat([y for _, y in parts]))
 
 
-register(
-    MethodCard(
-        name="finetune",
-        title="plain training",
-        paper="the floor",
-        keeps="nothing",
-        step_cost="nothing",
-        build=lambda model, likelihood, s, seed: Finetune(model, likelihood),
-    )
+FINETUNE = MethodCard(
+    name="finetune",
+    title="plain training",
+    paper="the floor",
+    keeps="nothing",
+    step_cost="nothing",
+    build=lambda model, likelihood, s, seed: Finetune(model, likelihood),
 )
-register(
-    MethodCard(
-        name="separate",
-        title="separate",
-        paper="no transfer, no forgetting",
-        keeps="one network per task",
-        step_cost="nothing",
-        build=lambda model, likelihood, s, seed: Separate(model, likelihood),
-        needs_task_at_test=True,
-        sequential=False,
-    )
+SEPARATE = MethodCard(
+    name="separate",
+    title="separate",
+    paper="no transfer, no forgetting",
+    keeps="one network per task",
+    step_cost="nothing",
+    build=lambda model, likelihood, s, seed: Separate(model, likelihood),
+    needs_task_at_test=True,
+    sequential=False,
 )
-register(
-    MethodCard(
-        name="joint",
-        title="joint",
-        paper="the ceiling",
-        keeps="all data of all tasks",
-        step_cost="nothing, but an epoch is as long as all tasks",
-        build=lambda model, likelihood, s, seed: Joint(model, likelihood, s.tasks),
-        sequential=False,
-    )
+JOINT = MethodCard(
+    name="joint",
+    title="joint",
+    paper="the ceiling",
+    keeps="all data of all tasks",
+    step_cost="nothing, but an epoch is as long as all tasks",
+    build=lambda model, likelihood, s, seed: Joint(model, likelihood, s.tasks),
+    sequential=False,
 )
+for card in (FINETUNE, SEPARATE, JOINT):
+    register(card)

@@ -60,7 +60,8 @@ def _card(name: str, title: str, kernel: type[Kernel], score: Score, colour: int
     )
 
 
-register(_card("fromp", "FROMP", FullKernel, memorability, 0))
+CARD = _card("fromp", "FROMP", FullKernel, memorability, 0)
+register(CARD)
 register(_card("fromp-l2", "FROMP-L2", IdentityKernel, memorability, 2))
 register(_card("frorp", "FRORP", FullKernel, random_score, 1))
 register(_card("frorp-l2", "FRORP-L2", IdentityKernel, random_score, 3))

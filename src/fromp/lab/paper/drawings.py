@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from fromp.derivatives.model import trainable
 from fromp.foundation.errors import FrompError
 from fromp.gp import ggn_diagonal
+from fromp.lab.methods import METHODS
 from fromp.lab.paper import figures as paper_figures
 from fromp.lab.paper.required import Required, ResultsFolder
 from fromp.lab.paper.tables import benchmark_title, method_title
@@ -29,13 +30,13 @@ class MissingRuns(FrompError):
 
 
 def task_bars(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
-    """The accuracy on each task after the last."""
+    """The accuracy on each task after the last; methods that do not learn task after task are limits, not bars."""
     last = {
         runs.method: np.array([seed.last for seed in found.finished])
         for runs in needed
         if (found := kept.experiment(runs))
     }
-    limits = {method: last[method] for method in paper_figures.LIMITS if method in last}
+    limits = {method: values for method, values in last.items() if not METHODS[method].sequential}
     methods = {method: values for method, values in last.items() if method not in limits}
     if not methods:
         raise MissingRuns("none of the methods has been run")

@@ -13,8 +13,6 @@ from fromp.lab.report.figures.statistic import draw_statistic
 from fromp.lab.report.figures.style import COLOURS, INK, MARKERS, STYLE, Array, new, plain, standard_error
 
 UNTESTED = 10  # minibatches at the start that are not drawn: their statistics would set the scale
-# What no method is expected to exceed, and what each should: lines, not bars.
-LIMITS: dict[str, Literal["solid", "dashed"]] = {"joint": "solid", "separate": "dashed"}
 
 
 @rc_context(STYLE)
@@ -33,7 +31,8 @@ def task_bars(by_method: Mapping[str, Array], limits: Mapping[str, Array]) -> Fi
             axes.errorbar(at, mean, yerr=error, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2)
     for method, values in limits.items():
         mean = _with_average(values).mean(0)
-        left, right, line = groups - 0.45, groups + 0.45, LIMITS[method]
+        line: Literal["solid", "dashed"] = "dashed" if METHODS[method].needs_task_at_test else "solid"
+        left, right = groups - 0.45, groups + 0.45
         axes.hlines(mean, left, right, colors=INK, linestyles=line, linewidth=1.4, label=_title(method))
     lowest = min(float(values.mean(0).min()) for values in every)
     highest = max(float(values.mean(0).max()) for values in every)

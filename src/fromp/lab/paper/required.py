@@ -9,6 +9,7 @@ from typing import Any
 from fromp.foundation import storage
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.engine.jobs import Job
+from fromp.lab.methods import METHODS
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import Experiment, seed_folder
@@ -27,7 +28,7 @@ class Required:
     """Seeds 0 to `seeds` - 1 of a method on a benchmark, and where they are kept."""
 
     benchmark: str
-    method: str = "fromp"
+    method: str
     seeds: int = 5
     changes: Mapping[str, Any] = field(default_factory=dict)  # changed settings of the method's preset
     name: str = "{method}"  # the folder's name, filled with the method and the changes
@@ -124,8 +125,8 @@ class ResultsFolder:
         return State(runs.seeds, done, again, self.different(runs), seconds)
 
     def seconds(self, runs: Required) -> float | None:
-        """Seconds per seed: the median of those finished there, else of the method's preset, FROMP's, or None."""
-        for place in (runs.place, Path(runs.benchmark, runs.method), Path(runs.benchmark, "fromp")):
+        """Seconds per seed: the median of those finished there, else of the method's preset, of another, or None."""
+        for place in (runs.place, *(Path(runs.benchmark, name) for name in (runs.method, *METHODS))):
             if (found := self._read(place)) and found.finished:
                 return statistics.median(seed.seconds for seed in found.finished)
         return None

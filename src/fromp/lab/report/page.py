@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fromp.foundation.errors import FrompError
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
+from fromp.lab.methods.bounds import SEPARATE
 from fromp.lab.report import embed, gallery, plane
 from fromp.lab.report.figures import accuracy, statistic
 from fromp.lab.report.figures.plane import decision_boundary
@@ -123,8 +124,8 @@ def _paper_note(reported: Reported | None) -> str:
 
 def _with_transfer(one: Experiment, among: Sequence[Experiment]) -> Experiment:
     """With its forward transfer, if the networks trained on each task alone are on the same page."""
-    alone = [other for other in among if (other.benchmark, other.method) == (one.benchmark, "separate")]
-    return one.with_forward_transfer(alone[0]) if alone and one.method != "separate" else one
+    alone = [other for other in among if (other.benchmark, other.method) == (one.benchmark, SEPARATE.name)]
+    return one.with_forward_transfer(alone[0]) if alone and one.method != SEPARATE.name else one
 
 
 def _comparison_charts(experiments: Sequence[Experiment]) -> Iterator[Chart]:
