@@ -54,6 +54,12 @@ def test_a_fresh_process_knows_the_command(mine, tmp_path):
     assert (tmp_path / "out" / "anchored" / "results.json").exists()
 
 
+def test_a_plugin_is_loaded_before_tables_and_figures(mine, tmp_path, capsys):
+    assert main(["reproduce", "--list", "--plugin", str(mine), "--out", str(tmp_path)]) == 0
+    assert plugins.loaded() == (mine,)
+    assert "table-toy" in capsys.readouterr().out
+
+
 def test_a_plugin_is_loaded_once(mine):
     plugins.load([mine, mine])
     plugins.load([mine])

@@ -282,7 +282,7 @@ def tune(
 def reproduce(
     name: ExhibitName | None = None, /, *,
     quick: bool = False, as_is: bool = False, list: bool = False, out: Folder | None = None,
-    jobs: Jobs | None = None, quiet: bool = False,
+    plugin: Plugins = (), jobs: Jobs | None = None, quiet: bool = False,
 ) -> int:  # fmt: skip
     """List the paper's tables and figures, or learn what is missing of one and render it.
 
@@ -298,13 +298,16 @@ def reproduce(
         as_is: Learn nothing, render what there is.
         list: Only list; with --quick, the small version.
         out: Folder of the results; `results`, with --quick `runs/quick`, if not given.
+        plugin: Load methods or benchmarks of your own from a file (docs/lab/adding.md); repeatable.
         jobs: Seeds learned at once, each in a process; one per core if not given.
         quiet: Print no progress.
     """
+    from fromp.lab import plugins
     from fromp.lab.engine.jobs import Execution
     from fromp.lab.paper import reproduce
     from fromp.lab.paper.exhibits import EXHIBITS, root_of
 
+    plugins.load(plugin)
     root, console = out or root_of(quick), PlainConsole()
     name = name or ("all" if quick else None)
     if name is None or list:

@@ -31,6 +31,7 @@ from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine import watch
 from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit
+from fromp.lab.engine.jobs import Execution
 from fromp.lab.engine.run import Run
 from fromp.lab.engine.watch import boundaries_line
 from fromp.lab.methods import METHODS
@@ -204,6 +205,11 @@ def test_seeds_at_once_equal_seeds_in_turn(tmp_path):
         arguments = ["run", "toy", "--tasks", "2", "--epochs", "1", "--seeds", "2", "--quiet"]
         assert main([*arguments, "--jobs", jobs, "--out", str(tmp_path / jobs)]) == 0
     assert [digest(tmp_path / "1", s) for s in (0, 1)] == [digest(tmp_path / "2", s) for s in (0, 1)]
+
+
+def test_fewer_jobs_than_one_are_refused():
+    with pytest.raises(FrompError, match=r"jobs must be at least 1 \(got 0\)"):
+        Execution(jobs=0)
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path, capsys):

@@ -41,6 +41,10 @@ class Execution:
     tensorboard: bool = False
     ray: bool = False  # the processes on a Ray cluster rather than here
 
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise FrompError(f"jobs must be at least 1 (got {self.jobs}).")
+
 
 @dataclass(frozen=True)
 class Job:
