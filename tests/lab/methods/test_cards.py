@@ -17,7 +17,6 @@ ALLOWED = {
     # A series in kept reports of `fromp bench`.
     ("lab/bench/steps.py", "fromp"), ("lab/bench/table.py", "fromp"), ("lab/report/figures/cost.py", "fromp"),
     ("lab/results/record.py", "joint"),  # older files of it alone have accuracies of an untrained network
-    ("lab/engine/run.py", "fromp"),  # the run whose memory vcl-memorable has
 }  # fmt: skip
 
 
