@@ -1,0 +1,52 @@
+"""The first task that runs share."""
+
+from threading import Thread
+
+import pytest
+import torch
+from filelock import FileLock
+from oracles.runs import PLAN, plan
+
+from fromp.foundation import storage
+from fromp.foundation.errors import DerivativeError
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
+from fromp.lab.engine.first_task import FirstTask
+from fromp.lab.engine.fit import Fit
+from fromp.lab.engine.run import Run
+
+
+@pytest.mark.parametrize("giver", ["finetune", "separate"])
+def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
+    alone = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "alone")
+    alone.complete()
+    Run(plan(giver), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first").complete()
+    steps = []
+    shared = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b", tmp_path / "first")
+    steps += [(progress.task, progress.finished) for progress in shared.learn()]
+    assert steps[0] == (1, True)  # the first task was not fitted again
+    assert shared.rows == alone.rows
+    for a, b in zip(alone.model.parameters(), shared.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_first_task_that_another_run_leaves_meanwhile_is_not_written_over(tmp_path):
+    run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path / "run")
+    fit = Fit(run.method, [(run.stream.task(0).train, None)], PLAN.training, 0)
+    first = FirstTask(tmp_path / "first", PLAN, 0)
+    first.path.parent.mkdir()
+    with FileLock(tmp_path / "first" / ".lock"):  # the other is at it
+        leaving = Thread(target=first.save, args=(fit, 1.0))
+        leaving.start()
+        leaving.join(0.3)
+        assert not first.path.exists()
+        storage.write(first.path, "first task", {"seconds": 2.0})
+    leaving.join()
+    assert storage.read(first.path, "first task")["seconds"] == 2.0
+
+
+@pytest.mark.parametrize("method", ["finetune", "si"])
+def test_a_run_that_diverges_stops_and_leaves_no_first_task(tmp_path, method):
+    run = Run(plan(method, lr=1e38), BENCHMARKS["toy"], 3, tmp_path / "run", tmp_path / "first")
+    with pytest.raises(DerivativeError, match=r"seed 3 is (nan|inf) at step 200 of 200 of task 1; .* lr than 1e\+38"):
+        run.complete()
+    assert not (tmp_path / "first").exists()
