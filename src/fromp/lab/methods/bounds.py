@@ -16,11 +16,8 @@ from fromp.lab.methods.card import MethodCard, register
 from fromp.likelihoods import Likelihood
 
 
-@final
-class Finetune(Method):
-    """Plain training, task after task: the lower bound."""
-
-    starts_plain = True
+class KeepsNothing(Method):
+    """A method that keeps nothing of the past."""
 
     def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
         return
@@ -33,7 +30,14 @@ class Finetune(Method):
 
 
 @final
-class Joint(Method):
+class Finetune(KeepsNothing):
+    """Plain training, task after task: the lower bound."""
+
+    starts_plain = True
+
+
+@final
+class Joint(KeepsNothing):
     """The network trained once, at the last of `tasks` tasks, on the data of all: the upper bound.
 
     Until then it stays as it was initialised.
@@ -50,15 +54,6 @@ class Joint(Method):
         for data, of in [*past, (examples, head)]:
             by_head.setdefault(of, []).append(data)
         return [(_union(group), of) for of, group in by_head.items()]
-
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
-        return
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        return
 
 
 @final
