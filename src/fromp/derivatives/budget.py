@@ -56,12 +56,15 @@ def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) 
     x = inputs.transform(lambda part: part.clone(), x)  # a few rows of a large tensor would be weighed as all of it
     kept: dict[int, int] = {}
 
-    def weigh(t: Tensor) -> Tensor:
+    alive = []  # while it is weighed, so that no storage is taken for an earlier one in its place
+
+    def weigh(t: Tensor) -> None:
         storage = t.untyped_storage()
         if storage.data_ptr() not in own:
             kept[storage.data_ptr()] = storage.nbytes()
-        return t
+            alive.append(storage)
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
+    # Nothing is handed to autograd, which would hold its own outputs, and the examples with them, for ever.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(weigh, lambda none: none):
         checked_outputs(model, x, head, weights)
     return sum(kept.values()) // inputs.num_examples(x) + 1

@@ -1,32 +1,92 @@
 """The user's model as a function of its weights, left as it was found."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fromp.foundation.arrays import describe
 from fromp.foundation.errors import DataError, DerivativeError
-from fromp.foundation.inputs import Inputs, tensors
+from fromp.foundation.inputs import Inputs, concatenate, num_examples, signature, tensors
 
 Weights: TypeAlias = Mapping[str, Tensor]
 Head: TypeAlias = tuple[int, ...] | None  # output indices; None is every output
+Output: TypeAlias = Callable[[Any], Any]  # what a model returned -> f: (b, c), or anything that `outputs` takes
+
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # torch's names for a wrapped module
+
+
+@final
+class Picked(nn.Module):
+    """A model of which `output` picks f out of what it returns."""
+
+    def __init__(self, model: nn.Module, output: Output) -> None:
+        super().__init__()
+        self._orig_mod, self._output = bare(model), output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._output(self._orig_mod(*args, **kwargs))
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile`, `DataParallel` and `DistributedDataParallel`, whose weights are the same."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules and not isinstance(model, Picked):
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def forward_of(model: nn.Module) -> Callable[..., Any]:
+    """The forward of the user's own module."""
+    model = bare(model)
+    return model.get_submodule("_orig_mod").forward if isinstance(model, Picked) else model.forward
+
+
+def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by name, without what torch's wrappers add to the names."""
+    return {_plain(name): weight for name, weight in bare(model).named_parameters()}
+
+
+def named_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers by name, likewise."""
+    return {_plain(name): buffer for name, buffer in bare(model).named_buffers()}
+
+
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules by name, likewise: of a wrapper and what it wraps, the latter."""
+    return {_plain(name): module for name, module in bare(model).named_modules()}
+
+
+def _plain(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
-    """f(x) at the model's own weights, or at `weights`, restricted to a head: (b, c)."""
+    """f(x) at the model's own weights, or at `weights`, restricted to a head: (b, c).
+
+    The model may return f, or a tuple that begins with it, or a dict or an object that has it as `logits`.
+    """
+    model = bare(model)
     kwargs = dict(x) if isinstance(x, Mapping) else {}
-    args = (x,) if isinstance(x, Tensor) else () if isinstance(x, Mapping) else tuple(x)
+    args = () if isinstance(x, Mapping) else tuple(x) if isinstance(x, list | tuple) else (x,)
     if weights is None:
-        f = model(*args, **kwargs)
+        returned = model(*args, **kwargs)
     else:
-        f = functional_call(model, _everywhere(model, weights), args, kwargs, tie_weights=False)
-    if not isinstance(f, Tensor) or f.ndim != 2:
-        shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-        raise DataError(f"the model gave {shape}; fromp needs outputs of shape (batch, outputs).")
-    return of_head(f, head)
+        returned = functional_call(model, _everywhere(model, weights), args, kwargs, tie_weights=False)
+    return of_head(_picked(returned), head)
+
+
+def outputs_of_parts(model: nn.Module, parts: Sequence[Inputs]) -> list[Tensor]:
+    """f at each of several batches, in one pass where they go together."""
+    if len(parts) < 2 or len(set(map(signature, parts))) > 1:
+        return [outputs(model, x) for x in parts]
+    return list(outputs(model, concatenate(parts)).split([*map(num_examples, parts)]))
 
 
 def checked_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | None = None) -> Tensor:
@@ -36,6 +96,23 @@ def checked_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Wei
     if _versions(x) != before:
         raise DataError("the model writes on its inputs; let it work on a copy, as in `x = x - mean`.")
     return f
+
+
+def _picked(returned: Any) -> Tensor:
+    """f out of what a model returns."""
+    if isinstance(returned, Mapping):
+        f = returned.get("logits")
+    elif hasattr(returned, "logits"):
+        f = returned.logits
+    else:
+        f = returned[0] if isinstance(returned, tuple | list) and returned else returned
+    if isinstance(f, Tensor) and f.ndim == 2:
+        return f
+    inside = "" if f is returned else f", with {describe(f)} where the outputs are looked for"
+    way = "FROMP(model, ..., output=lambda returned: ...) says where they are, or gives them that shape"
+    raise DataError(
+        f"the model gave {describe(returned)}{inside}; fromp needs outputs of shape (batch, outputs): {way}."
+    )
 
 
 def of_head(f: Tensor, head: Head) -> Tensor:
@@ -68,33 +145,68 @@ def check_head(head: tuple[int, ...], num_outputs: int) -> None:
 
 def trainable(model: nn.Module) -> tuple[str, ...]:
     """Names of the parameters that training changes; an error if there are none, or the model hides them."""
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise DerivativeError(f"{type(model).__name__} wraps the model; give the model itself: model.module.")
-    if isinstance(model, torch.jit.ScriptModule):
+    if isinstance(bare(model), torch.jit.ScriptModule):
         raise DerivativeError("a scripted model cannot be looked into; give the model it was made from.")
-    for name, parameter in model.named_parameters():
+    found = named_weights(model)
+    for name, parameter in found.items():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise DerivativeError(f"'{name}' has no shape yet; run the model once on a batch first.")
         if parameter.is_meta:
             raise DerivativeError(f"'{name}' is on the meta device and has no values; load the weights first.")
-    names = tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+        if parameter.is_inference():
+            raise DerivativeError(
+                f"'{name}' was made under torch.inference_mode, and such a tensor never has derivatives; build the "
+                "model outside of it (torch.no_grad does no harm)."
+            )
+    names = tuple(name for name, parameter in found.items() if parameter.requires_grad)
     if not names:
-        count = sum(1 for _ in model.parameters())
         raise DerivativeError(
-            f"none of the model's {count} parameters is trainable; set requires_grad on those that training changes."
+            f"none of the model's {len(found)} parameters is trainable; "
+            "set requires_grad on those that training changes."
         )
     return names
 
 
 def detached(model: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
     """The named weights as fresh leaves, so that differentiating never touches the user's gradients."""
-    parameters = dict(model.named_parameters())
-    return {name: parameters[name].detach().requires_grad_() for name in names}
+    found = named_weights(model)
+    return {name: found[name].detach().requires_grad_() for name in names}
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter lives."""
-    return next(model.parameters()).device
+    """Where the model's first parameter lives; the CPU if there is none."""
+    return next(model.parameters(), torch.empty(0)).device
+
+
+def dtype_of(model: nn.Module) -> torch.dtype:
+    """The type of the model's first floating-point parameter, which its inputs should have."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def trains_as_it_predicts(model: nn.Module, x: Inputs) -> bool:
+    """Whether a training pass gives the outputs of evaluation and changes no buffer, so that one pass can serve both.
+
+    With dropout the outputs differ, and batch norm writes on buffers.
+    """
+    if next(model.buffers(), None) is not None:
+        return False
+    with torch.random.fork_rng([]), torch.no_grad():
+        state = torch.get_rng_state()
+        learning = outputs(model, x)
+        if not torch.equal(state, torch.get_rng_state()):
+            return False
+        with evaluating(model):
+            return torch.equal(learning, outputs(model, x))
+
+
+def check_dtype(model: nn.Module, x: Inputs, cause: Exception) -> None:
+    """An error if the inputs are of another floating-point type than the model, which is why it cannot take them."""
+    for part in tensors(x):
+        if part.is_floating_point() and part.dtype != dtype_of(model):
+            raise DataError(
+                f"the inputs are {part.dtype}, the model's weights {dtype_of(model)}, and the model cannot take that "
+                f"({cause}); convert one of them, as in x.to({dtype_of(model)})."
+            ) from cause
 
 
 @contextmanager
@@ -117,8 +229,8 @@ def _everywhere(model: nn.Module, weights: Weights) -> dict[str, Tensor]:
     `functional_call` would find the other names itself, but where one module stands in two places it would swap
     its weights twice and leave the second ones behind in the user's model.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    swapped = dict(weights)
+    names = {id(parameter): name for name, parameter in named_weights(model).items()}
+    swapped = {}
     for path, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             name = names[id(parameter)]

@@ -1,49 +1,85 @@
 """A forward pass that can be differentiated example by example, for any model."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.func import grad, vmap
 
-from fromp.derivatives.affine import AffineCall, Recorder
-from fromp.derivatives.gradients import Dense, Gradient
-from fromp.derivatives.model import Head, Weights, outputs
+from fromp.derivatives import graph
+from fromp.derivatives.calls import Call
+from fromp.derivatives.gradients import Dense, Gradient, added
+from fromp.derivatives.model import Head, Weights, check_dtype, outputs
+from fromp.derivatives.recorder import Recorder
 from fromp.foundation import inputs
 from fromp.foundation.errors import DataError, DerivativeError
 from fromp.foundation.inputs import Inputs
 
 
+@dataclass(frozen=True)
+class Use:
+    """A parameter that a call applies, and the weights it is, or is computed from."""
+
+    call: Call
+    parameter: Tensor
+    names: tuple[str, ...]
+
+    @property
+    def direct(self) -> bool:
+        """Whether the parameter is a weight itself."""
+        return self.parameter.is_leaf
+
+
 class Tape:
     """One forward pass that remembers enough to pull gradients back to every weight, example by example.
 
-    A weight that is applied exactly once, by a linear map or a convolution, gets its gradient from
-    that layer's input and the gradient at its output. Every other weight, whatever uses it, is
-    differentiated by `torch.func`: slower, never wrong, never skipped.
+    A weight that enters the outputs only through calls, be it as it is or in part, gets its gradient from those
+    calls' inputs and the gradients at their outputs. Every other weight, whatever uses it, is differentiated by
+    `torch.func`: slower, never wrong, never skipped.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, x: Inputs, head: Head) -> None:
         self.model, self.weights, self.x, self.head = model, weights, x, head
-        recorder = Recorder(weights, inputs.num_examples(x))
-        with torch.enable_grad(), recorder:
-            self.f = outputs(model, x, head, weights)  # (b, c)
+        recorder = Recorder(inputs.num_examples(x))
+        try:
+            with torch.enable_grad(), recorder:
+                self.f = outputs(model, x, head, weights)  # (b, c)
+        except RuntimeError as error:
+            check_dtype(model, x, error)
+            raise
+        if self.f.is_inference():
+            raise DerivativeError(
+                "the outputs were made under torch.inference_mode, and have no derivatives; take it out of the "
+                "model's forward, or call end_task and predict outside of it (torch.no_grad does no harm)."
+            )
         if not self.f.requires_grad:
             raise DerivativeError(
                 "the outputs do not depend differentiably on any trainable parameter; "
                 "look for argmax, round, detach or no_grad in the model."
             )
-        uses = _uses(self.f, model, weights)
-        self.calls = self._aligned([call for call in recorder.calls if all(uses[name] == 1 for name in call.names())])
-        fast = {name for call in self.calls for name in call.names()}
-        self.others = tuple(name for name in weights if name not in fast)
+        self.uses, slow = self._uses(recorder.calls)
+        self.calls = list({id(use.call): use.call for use in self.uses}.values())
+        self.times = Counter(name for use in self.uses for name in use.names)  # how often each weight is applied
+        self.others = tuple(name for name in weights if name in slow)
 
     def gradients(self, s: Tensor) -> Iterator[tuple[str, Gradient]]:
         """The gradient of s . f(x_i) for every weight it reaches, s: (b, c)."""
-        if self.calls:
-            at_outputs = _differentiate(self.f, [call.z for call in self.calls], s)
-            for call, g in zip(self.calls, at_outputs, strict=True):
-                if g is not None:
-                    yield from ((name, gradient.wide()) for name, gradient in call.gradients(g))
+        waiting: dict[str, list[Gradient]] = {}
+        at_outputs = _differentiate(self.f, [call.edge for call in self.calls], s)
+        found = {id(call): g for call, g in zip(self.calls, at_outputs, strict=True)}
+        for use in self.uses:
+            g = found[id(use.call)]
+            if g is not None:
+                for name, gradient in self._of(use, use.call.gradient(use.parameter, g)):
+                    if self.times[name] == 1:
+                        yield name, gradient.wide()
+                    else:
+                        waiting.setdefault(name, []).append(gradient)
+        for name, parts in waiting.items():
+            yield name, added(parts).wide()
         if self.others:
             yield from ((name, gradient.wide()) for name, gradient in self._gradients_of_others(s))
 
@@ -51,19 +87,65 @@ class Tape:
         """How many numbers are formed for each example, at most, beside the activations."""
         lambdas = 5 * self.f.shape[1] ** 2  # Lambda, its factor, and what they are made of
         others = 3 * sum(self.weights[name].numel() for name in self.others)  # vmap holds a few copies
-        return lambdas + others + sum(call.numbers_formed() for call in self.calls)
+        derived = sum(
+            3 * use.parameter.numel() + 2 * sum(self.weights[name].numel() for name in use.names)
+            for use in self.uses
+            if not use.direct
+        )
+        return lambdas + others + derived + sum(call.numbers_formed() for call in self.calls)
 
-    def _aligned(self, calls: list[AffineCall]) -> list[AffineCall]:
-        """The calls whose rows are the examples in order: the gradients of some examples reach no other rows."""
+    def _of(self, use: Use, gradient: Gradient) -> Iterator[tuple[str, Gradient]]:
+        """The gradients of the weights behind a parameter, given the parameter's own."""
+        if use.direct:
+            yield use.names[0], gradient
+            return
+        leaves = [self.weights[name] for name in use.names]
+        for name, g in zip(use.names, graph.pull(use.parameter, leaves, gradient.dense().g), strict=True):
+            if g is not None:
+                yield name, Dense(g)
+
+    def _uses(self, calls: list[Call]) -> tuple[list[Use], set[str]]:
+        """The parameters of those calls that account for every way from some weights to the outputs; other weights."""
+        counts = graph.uses(self.f)
+        graph.check(counts, self.model, self.weights)
+        names = {graph.edge_of(weight): name for name, weight in self.weights.items()}
+        calls = self._aligned([call for call in calls if (call.edge.node, call.edge.output_nr) in counts])
+        behind = {
+            id(p): graph.uses(p) for call in calls for p in call.parameters if not p.is_leaf
+        }  # what each parameter is computed from
+        computed = {node for found in behind.values() for node, _ in found}
+        calls = [call for call in calls if call.edge.node not in computed]  # the gradients of those pass through p's
+        applied = Counter(graph.edge_of(p) for call in calls for p in call.parameters)
+        cut = {edge for edge, times in applied.items() if times == counts[edge]}
+        slow = {names[edge] for edge in graph.uses(self.f, cut) if edge in names and edge not in cut}
+        found = []
+        for call in calls:
+            for p in call.parameters:
+                own = [graph.edge_of(p)] if p.is_leaf else behind[id(p)]
+                reached = tuple(names[edge] for edge in own if edge in names and names[edge] not in slow)
+                if reached:
+                    found.append(Use(call, p, reached))
+        return found, slow
+
+    def _aligned(self, calls: list[Call]) -> list[Call]:
+        """The calls of which it is certain where the examples lie: gradients of some examples reach no other rows."""
         b = len(self.f)
         if b == 1 or not calls:
             return calls
         generator = torch.Generator().manual_seed(0)
         chosen = torch.rand(b, generator=generator) < 0.5
         chosen[0], chosen[-1] = True, False
-        s = torch.randn(self.f.shape, generator=generator).to(self.f) * chosen[:, None].to(self.f.device)
-        at_outputs = _differentiate(self.f, [call.z for call in calls], s)
-        aligned = [call for call, g in zip(calls, at_outputs, strict=True) if g is None or not bool(g[~chosen].any())]
+        s = torch.randn(self.f.shape, generator=generator).to(self.f)
+        silent = set(map(id, calls))
+        for some in (chosen, ~chosen):  # the others tell where these leave a doubt
+            doubtful = [call for call in calls if some is chosen or len(call.layouts) > 1]
+            edges = [call.edge for call in doubtful]
+            at_outputs = _differentiate(self.f, edges, s * some[:, None].to(s.device))
+            for call, g in zip(doubtful, at_outputs, strict=True):
+                if g is not None and bool(g.any()):
+                    silent.discard(id(call))
+                    call.layouts = [one for one in call.layouts if not bool(one.front(g)[~some].any())]
+        aligned = [call for call in calls if len(call.layouts) == 1 or id(call) in silent]
         if len(aligned) < len(calls):
             self._check_independence()
         return aligned
@@ -81,19 +163,21 @@ class Tape:
             )
 
     def _gradients_of_others(self, s: Tensor) -> Iterator[tuple[str, Gradient]]:
+        for name, g in (self._one_by_one(s) if len(s) == 1 else self._vectorised(s)).items():
+            yield name, Dense(g.detach())
+
+    def _vectorised(self, s: Tensor) -> dict[str, Tensor]:
         others = {name: self.weights[name].detach() for name in self.others}
         fixed = {name: w.detach() for name, w in self.weights.items() if name not in others}
 
-        def product(others: dict[str, Tensor], x: Inputs, s: Tensor) -> Tensor:
-            one = inputs.transform(lambda part: part[None], x)
+        def product(others: dict[str, Tensor], x: list[Tensor], s: Tensor) -> Tensor:
+            one = inputs.replace(self.x, (part[None] for part in x))
             return (outputs(self.model, one, self.head, {**fixed, **others})[0] * s).sum()
 
         try:
-            gradients = vmap(grad(product), in_dims=(None, 0, 0))(others, self.x, s)
+            return vmap(grad(product), in_dims=(None, 0, 0))(others, list(inputs.tensors(self.x)), s)
         except (RuntimeError, DataError):  # something that vmap cannot batch: one example at a time
-            gradients = self._one_by_one(s)
-        for name, g in gradients.items():
-            yield name, Dense(g.detach())
+            return self._one_by_one(s)
 
     def _one_by_one(self, s: Tensor) -> dict[str, Tensor]:
         weights = [self.weights[name] for name in self.others]
@@ -106,7 +190,9 @@ class Tape:
         return {name: torch.stack(column) for name, column in zip(self.others, zip(*rows, strict=True), strict=True)}
 
 
-def _differentiate(f: Tensor, at: list[Tensor], s: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(f: Tensor, at: Sequence[Tensor] | Sequence[GradientEdge], s: Tensor) -> tuple[Tensor | None, ...]:
+    if not at:
+        return ()
     try:
         return torch.autograd.grad(f, at, s, retain_graph=True, allow_unused=True)
     except (NotImplementedError, RuntimeError) as error:
@@ -114,31 +200,3 @@ def _differentiate(f: Tensor, at: list[Tensor], s: Tensor) -> tuple[Tensor | Non
             f"the model cannot be differentiated: {error} Freeze the parameters before that layer, "
             "or give the layer a derivative."
         ) from error
-
-
-def _uses(f: Tensor, model: nn.Module, weights: Weights) -> dict[str, int]:
-    """How often each weight enters the graph of f."""
-    names = {id(weight): name for name, weight in weights.items()}
-    own = {id(parameter): name for name, parameter in model.named_parameters()}
-    counts = dict.fromkeys(weights, 0)
-    todo, seen = [f.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            raise DerivativeError(
-                "the model uses reentrant checkpointing, which hides its weights; pass use_reentrant=False."
-            )
-        for following, _ in node.next_functions:
-            leaf = getattr(following, "variable", None)
-            if id(leaf) in names:
-                counts[names[id(leaf)]] += 1
-            elif id(leaf) in own:
-                raise DerivativeError(
-                    f"'{own[id(leaf)]}' is used through a reference kept outside its module; "
-                    "use the module's attribute in forward instead."
-                )
-            todo.append(following)
-    return counts
