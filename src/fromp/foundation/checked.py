@@ -38,6 +38,11 @@ def number(name: str, value: Any) -> float:
     return found
 
 
+def number_or_none(name: str, value: Any) -> float | None:
+    """A finite number, zero or more, or None."""
+    return None if value is None else number(name, value)
+
+
 def positive(name: str, value: Any) -> float:
     """A finite number above zero."""
     found = _float(value)

@@ -1,5 +1,8 @@
 """What can go wrong, by name. Every message names the value, the limit and the way out."""
 
+import sys
+import warnings
+
 
 class FrompError(ValueError):
     """A value that fromp cannot work with; nothing was changed."""
@@ -23,6 +26,15 @@ class CheckpointError(FrompError):
 
 class FrompWarning(UserWarning):
     """Something that works, but probably not as it is meant."""
+
+
+def warn(text: str) -> None:
+    """A warning at the line outside the package that led to it, however many calls lie between."""
+    package = __name__.partition(".")[0]
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, FrompWarning, stacklevel=level)
 
 
 def install(extra: str) -> str:

@@ -1,7 +1,7 @@
 """State as nested dicts and lists of tensors and JSON values, and the moments of an optimiser in that form."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -121,7 +121,29 @@ def weights(state: Any, key: str, like: Mapping[str, Tensor]) -> dict[str, Tenso
     for name in found:
         if name not in like:
             raise CheckpointError(f"the model has no parameter '{name}', the saved one had; use the same model.")
-    return {name: tensor(found, name, *like[name].shape, floating=True).to(like[name]) for name in found}
+    kinds = {name: like[name].is_floating_point() for name in found}
+    return {name: tensor(found, name, *like[name].shape, floating=kinds[name]).to(like[name]) for name in found}
+
+
+def whole(state: Any, key: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same, with an error unless every weight is there; in the order of `like`."""
+    found = weights(state, key, like)
+    if missing := [name for name in like if name not in found]:
+        raise CheckpointError(f"the saved '{key}' lacks the parameter '{missing[0]}'; restore it from a copy.")
+    return {name: found[name] for name in like}
+
+
+def renamed(state: Any, keys: Sequence[str], prefix: str, known: Collection[str]) -> Any:
+    """The state with the names in the dicts state[key] as the model has them: with a prefix, or without it."""
+
+    def own(name: str) -> str:
+        bare = name.removeprefix(prefix)
+        return next((found for found in (name, prefix + name, bare) if found in known), name)
+
+    if not isinstance(state, dict):
+        return state
+    found = {key: state[key] for key in keys if isinstance(state.get(key), dict)}
+    return {**state, **{key: {own(name): value for name, value in of.items()} for key, of in found.items()}}
 
 
 def set_generator(generator: torch.Generator, state: Any, key: str) -> None:

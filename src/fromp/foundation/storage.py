@@ -1,16 +1,18 @@
 """A folder of tensors and settings that is written whole or not at all, and verified when it is read."""
 
 import ctypes
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -30,7 +32,9 @@ MANIFEST = "manifest.json"
 LOCK = ".fromp-lock"
 FORMAT = 2
 RETRIES = 100  # of a reader that meets a writer
+LARGEST_MANIFEST = 2**20  # bytes
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 FILE = re.compile(r"(tensors-[0-9a-f]{16}\.safetensors|state-[0-9a-f]{16}\.json)")
 TEMPORARY = re.compile(r"\.(tensors-|state-|manifest\.json).*\.tmp")
 DTYPES = {  # by their names in safetensors
@@ -99,9 +103,11 @@ def _read(folder: Path, kind: str, manifest: dict[str, Any]) -> State:
     for role, entry in _entries(folder, manifest).items():
         path = folder / entry["name"]
         try:
-            data[role] = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path} ({error.strerror}); restore the folder from a copy.") from error
+            with open_file(path) as file:
+                data[role] = file.read()
+        except (OSError, MemoryError) as error:
+            reason = getattr(error, "strerror", "it does not fit into memory")
+            raise CheckpointError(f"cannot read {path} ({reason}); restore the folder from a copy.") from error
         digest = hashlib.sha256(data[role]).hexdigest()
         if digest != entry["sha256"]:
             raise CheckpointError(
@@ -177,6 +183,15 @@ def serialise(tensors: dict[str, Tensor]) -> bytes:
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
+def open_file(path: str | os.PathLike) -> BinaryIO:
+    """A file to be read; an OSError if it is a pipe, a device or a folder: they may block, or never end."""
+    file = os.open(path, os.O_RDONLY | NO_WAITING)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is a pipe, a device or a folder, not a file", str(path))
+    return os.fdopen(file, "rb")
+
+
 def replace(path: Path, data: bytes, private: bool = False) -> None:
     """Put `data` at `path` so that a reader sees the old content or the new, and a power cut keeps one of them.
 
@@ -204,12 +219,16 @@ def replace(path: Path, data: bytes, private: bool = False) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            text = file.read(LARGEST_MANIFEST + 1)
+        if len(text) > LARGEST_MANIFEST:
+            raise ValueError(f"more than {LARGEST_MANIFEST} bytes")
+        manifest = json.loads(text)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder} holds no {MANIFEST}; nothing was saved there, or the wrong folder is named."
         ) from error
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged ({error}); restore the folder from a copy.") from error
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{path} is damaged (not an object); restore the folder from a copy.")
