@@ -7,54 +7,104 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fromp.contexts.mixtures import Mixtures
+    from fromp.contexts.present_batch import PresentBatch
+    from fromp.contexts.remembered import Remembered
+    from fromp.contexts.unlabelled import Unlabelled
+    from fromp.curvature import ExactGGN, SignGGN
+    from fromp.foundation.collectives import Alone
     from fromp.foundation.errors import CheckpointError, DataError, DerivativeError, FrompError, KernelError
+    from fromp.foundation.examples import TaskData
+    from fromp.functional import Composed, Hold
     from fromp.gp import Prediction
     from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
-    from fromp.prior import FullKernel, IdentityKernel
+    from fromp.metrics.divergence import Divergence
+    from fromp.metrics.full_kernel import FullKernel
+    from fromp.metrics.identity_kernel import IdentityKernel
+    from fromp.metrics.labels import Labels
+    from fromp.metrics.logits import Logits
+    from fromp.metrics.means import Means
+    from fromp.metrics.output_hessian import OutputHessian
+    from fromp.mixed_past import MixedPast
     from fromp.regulariser import FROMP, Regulariser
     from fromp.taskfree.detectors import Calibrated, Welch
     from fromp.taskfree.learner import TaskFree
+    from fromp.tuning import Suggestion, suggest_tau
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FROMP",
     "GLM",
+    "Alone",
     "Bernoulli",
     "Calibrated",
     "Categorical",
     "CheckpointError",
+    "Composed",
     "DataError",
     "DerivativeError",
+    "Divergence",
+    "ExactGGN",
     "FrompError",
     "FullKernel",
     "Gaussian",
+    "Hold",
     "IdentityKernel",
     "KernelError",
+    "Labels",
     "Likelihood",
+    "Logits",
+    "Means",
     "Memory",
+    "MixedPast",
+    "Mixtures",
+    "OutputHessian",
     "Poisson",
     "Prediction",
+    "PresentBatch",
     "Regulariser",
+    "Remembered",
+    "SignGGN",
+    "Suggestion",
+    "TaskData",
     "TaskFree",
+    "Unlabelled",
     "Welch",
     "least_memorable",
     "memorability",
     "per_class",
     "random_score",
+    "suggest_tau",
     "top",
 ]
 
 _NAMES_IN = {
+    "foundation.collectives": "Alone",
+    "contexts.mixtures": "Mixtures",
+    "contexts.present_batch": "PresentBatch",
+    "contexts.remembered": "Remembered",
+    "contexts.unlabelled": "Unlabelled",
+    "curvature": "ExactGGN SignGGN",
     "foundation.errors": "CheckpointError DataError DerivativeError FrompError KernelError",
+    "foundation.examples": "TaskData",
+    "functional": "Composed Hold",
     "gp": "Prediction",
     "likelihoods": "GLM Bernoulli Categorical Gaussian Likelihood Poisson",
     "memory": "Memory least_memorable memorability per_class random_score top",
-    "prior": "FullKernel IdentityKernel",
+    "metrics.divergence": "Divergence",
+    "metrics.full_kernel": "FullKernel",
+    "metrics.identity_kernel": "IdentityKernel",
+    "metrics.labels": "Labels",
+    "metrics.logits": "Logits",
+    "metrics.means": "Means",
+    "metrics.output_hessian": "OutputHessian",
+    "mixed_past": "MixedPast",
     "regulariser": "FROMP Regulariser",
     "taskfree.detectors": "Calibrated Welch",
     "taskfree.learner": "TaskFree",
+    "tuning": "Suggestion suggest_tau",
 }
 _HOME = {name: f"fromp.{module}" for module, names in _NAMES_IN.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""The command `fromp`, and `python -m fromp`: hands over to the laboratory, or says how to install it."""
+"""The command `fromp`, and `python -m fromp`: hands over to its commands, or says how to install what they need."""
 
 import sys
 
@@ -13,8 +13,10 @@ def main() -> int:
         if (error.name or "fromp").partition(".")[0] == "fromp":
             raise
         from fromp.foundation.errors import install
+        from fromp.learn import COMMANDS
 
-        print(f"fromp: this command needs {error.name}, which is not installed; {install('lab')}.", file=sys.stderr)
+        extra = "learn" if {*sys.argv[1:2]} & {*COMMANDS} else "lab"
+        print(f"fromp: this command needs {error.name}, which is not installed; {install(extra)}.", file=sys.stderr)
         return 2
 
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fromp.curvature import Curvature, ExactGGN
 from fromp.derivatives.budget import MEMORY_BUDGET, chunks, tiles
-from fromp.derivatives.gradients import Dense, Outer, outer_grams
+from fromp.derivatives.gradients import Outer, outer_grams
 from fromp.derivatives.model import Head, Weights, detached, evaluating, outputs
 from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
@@ -15,6 +16,8 @@ from fromp.foundation.errors import DataError, DerivativeError, KernelError
 from fromp.foundation.examples import Examples
 from fromp.foundation.inputs import Inputs
 from fromp.likelihoods import Likelihood
+
+EXACT = ExactGGN()
 
 
 class Prediction(NamedTuple):
@@ -31,8 +34,15 @@ def ggn_diagonal(
     likelihood: Likelihood,
     head: Head = None,
     memory_budget: int = MEMORY_BUDGET,
+    curvature: Curvature = EXACT,
+    seed: int = 0,
 ) -> dict[str, Tensor]:
-    """diag sum_i J(x_i)' Lambda(x_i) J(x_i) over a task's data, Eq. (4): one tensor for each named weight."""
+    """diag sum_i J(x_i)' Lambda(x_i) J(x_i) over a task's data, Eq. (4): one tensor for each named weight.
+
+    curvature: exact, or from directions that are drawn with `seed`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    examples = curvature.examples(examples, generator)
     weights = detached(model, names)
     diagonal = {  # of half-precision weights in single precision, in which squares neither vanish nor overflow
         name: torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32), requires_grad=False)
@@ -41,10 +51,9 @@ def ggn_diagonal(
     with evaluating(model):
         for x, _ in chunks(model, weights, examples, head, memory_budget):
             tape = Tape(model, weights, x, head)
-            factor = likelihood.factor(tape.f.detach())
-            for column in factor.unbind(-1):  # (b, c): one column of S at a time
-                for name, gradient in tape.gradients(column):
-                    diagonal[name] += gradient.sum_of_squares()
+            for direction in curvature.directions(likelihood, tape.f.detach(), generator):
+                for name, gradient in tape.gradients(direction):
+                    gradient.add_squares(diagonal[name])
     for name, total in diagonal.items():
         if not bool(torch.isfinite(total).all()):
             raise DerivativeError(
@@ -85,6 +94,26 @@ def kernel(
     return torch.cat([torch.cat([blocks[i, j] for j in range(n)], -1) for i in range(n)], -2)
 
 
+def cross_kernel(
+    model: nn.Module,
+    x: Inputs,
+    z: Inputs,
+    likelihood: Likelihood,
+    variance: Weights,
+    head: Head = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> Tensor:
+    """K_c[i, j] = grad m_c(x_i)' Diag(v) grad m_c(z_j), Eq. (10) between two sets of inputs: (c, i, j)."""
+    weights, rows = detached(model, tuple(variance)), []
+    with evaluating(model):
+        columns = list(tiles(model, weights, z, head, memory_budget // 2))
+        for part in tiles(model, weights, x, head, memory_budget // 2):
+            left = Tape(model, weights, part, head)
+            rights = (Tape(model, weights, column, head) for column in columns)
+            rows.append(torch.cat([_block(left, right, likelihood, variance, memory_budget) for right in rights], -1))
+    return torch.cat(rows, -2)
+
+
 def predict(
     model: nn.Module,
     x: Inputs,
@@ -94,10 +123,23 @@ def predict(
     memory_budget: int = MEMORY_BUDGET,
 ) -> Prediction:
     """E[y] = m(x), Var[y_c] = K_c(x, x) + Var[y_c | f(x)], the appendix's predictive for one GP per output."""
+    f, k = marginals(model, x, likelihood, variance, head, memory_budget)
+    return Prediction(likelihood.mean(f), k + likelihood.noise(f))
+
+
+def marginals(
+    model: nn.Module,
+    x: Inputs,
+    likelihood: Likelihood,
+    variance: Weights,
+    head: Head = None,
+    memory_budget: int = MEMORY_BUDGET,
+) -> tuple[Tensor, Tensor]:
+    """f(x) and K_c(x, x), Eq. (10) at each input alone: (b, c), (b, c)."""
     if inputs.num_examples(x) == 0:
         raise DataError("there is nothing to predict: x holds no examples.")
     weights = detached(model, tuple(variance))
-    means, variances = [], []
+    found, variances = [], []
     with evaluating(model):
         for part in tiles(model, weights, x, head, memory_budget):
             tape = Tape(model, weights, part, head)
@@ -106,30 +148,33 @@ def predict(
             for slope in _slopes(likelihood, f):
                 of_weights = (g.weighted_squares(variance[name]) for name, g in tape.gradients(slope))
                 columns.append(sum(of_weights, torch.zeros_like(f[:, 0])))
-            means.append(likelihood.mean(f))
-            variances.append(torch.stack(columns, -1) + likelihood.noise(f))
-    return Prediction(torch.cat(means), torch.cat(variances))
+            found.append(f)
+            variances.append(torch.stack(columns, -1))
+    return torch.cat(found), torch.cat(variances)
 
 
-def inverse(kernel: Tensor, jitter: float) -> Tensor:
-    """(K + jitter I)^-1 for each output, in double precision throughout: (c, i, j)."""
+def inverse(kernel: Tensor, jitter: float | Tensor) -> Tensor:
+    """(K + jitter I)^-1 for each output, in double precision throughout: (c, i, j). One jitter for all, or (c,)."""
     return torch.cholesky_inverse(cholesky(kernel, jitter))
 
 
-def cholesky(kernel: Tensor, jitter: float) -> Tensor:
-    """The lower factor of K + jitter I for each output, in double precision: (c, i, j)."""
+def cholesky(kernel: Tensor, jitter: float | Tensor) -> Tensor:
+    """The lower factor of K + jitter I for each output, in double precision: (c, i, j). One jitter for all, or (c,)."""
     if not bool(torch.isfinite(kernel).all()):
         raise KernelError(
             "the kernel is not finite; look for derivatives that are not, or a prior_precision near zero."
         )
-    regular = kernel.double() + jitter * torch.eye(kernel.shape[-1], dtype=torch.double, device=kernel.device)
+    jitters = torch.as_tensor(jitter, dtype=torch.double, device=kernel.device).expand(len(kernel))
+    eye = torch.eye(kernel.shape[-1], dtype=torch.double, device=kernel.device)
+    regular = kernel.double() + jitters[:, None, None] * eye
     factor, failed = torch.linalg.cholesky_ex(regular)
     if bool(failed.any()):
         output = int(failed.nonzero()[0])
         smallest = float(torch.linalg.eigvalsh(kernel[output].double())[0])
         raise KernelError(
             f"the kernel of output {output} is not positive definite: its smallest eigenvalue is {smallest:.3g} "
-            f"and jitter={jitter:g} does not lift it above zero; use a jitter well above {abs(smallest):.1g}."
+            f"and jitter={float(jitters[output]):g} does not lift it above zero; use a jitter well above "
+            f"{abs(smallest):.1g}."
         )
     return factor
 
@@ -149,11 +194,10 @@ def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, m
                 both = outer.setdefault(name, ([], []))
                 both[0].append(gi)
                 both[1].append(hj)
-            else:  # a layer that sees every example of one part and only some of the other is both
-                gi, hj = (one.dense() if isinstance(one, Outer) else one for one in (gi, hj))
-                assert isinstance(gi, Dense)
-                assert isinstance(hj, Dense)
-                total[c] += gi.gram(hj, variance[name])
+                continue
+            if type(gi) is not type(hj):  # a layer that sees every example of one part, and some of the other
+                gi, hj = gi.dense(), hj.dense()
+            total[c] += gi.gram(hj, variance[name])
     for name, (gs, hs) in outer.items():
         total += outer_grams(gs, gs if right is left else hs, variance[name], memory_budget)
     return total

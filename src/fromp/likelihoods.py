@@ -1,6 +1,8 @@
 """Likelihoods p(y | f): what the outputs f mean. Appendix "GP posteriors from the minimiser of neural networks"."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -9,6 +11,8 @@ from torch import Tensor
 from torch.func import grad, hessian, jacrev, vmap
 
 from fromp.foundation.errors import DataError, DerivativeError
+
+LARGEST_PROBABILITY_VARIANCE = 0.25  # of p - p^2, at p = 1/2
 
 
 class Likelihood(ABC):
@@ -30,17 +34,51 @@ class Likelihood(ABC):
     def factor(self, f: Tensor) -> Tensor:
         """S with S S' = Lambda: (b, c, r)."""
 
+    def columns(self, f: Tensor) -> Iterator[Tensor]:
+        """The columns of S one at a time: (b, c)."""
+        return iter(self.factor(f).unbind(-1))
+
+    def root_times(self, f: Tensor, e: Tensor) -> Tensor:
+        """S e for some S with S S' = Lambda and as many columns as outputs, or fewer: (b, c)."""
+        s = self.factor(f)
+        return torch.einsum("bcr,br->bc", s, e[:, : s.shape[-1]])
+
+    def trace(self, f: Tensor) -> Tensor:
+        """Tr Lambda: (b,)."""
+        return self.hessian(f).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def numbers_formed(self, num_outputs: int) -> int:
+        """How many numbers `hessian`, `factor` and what they are made of hold for each example."""
+        return 5 * num_outputs**2
+
     @abstractmethod
     def noise(self, f: Tensor) -> Tensor:
         """Var[y | f], the observation term of the predictive variance: (b, c)."""
+
+    def noise_scale(self, f: Tensor) -> Tensor:
+        """The scale of Var[y]: its largest value where there is one, else its mean over the outputs f: (c,)."""
+        return self.noise(f).mean(0)
 
     @abstractmethod
     def check_labels(self, y: Tensor, num_outputs: int) -> None:
         """An error unless the labels fit a head of `num_outputs`."""
 
+    def doubt(self, f: Tensor) -> str | None:
+        """Why a model that gives f everywhere probably means something else by it, if it does."""
+        return None
+
     def classes(self, y: Tensor) -> Tensor:
         """The class of each label, so that memory can be shared out evenly: (b,). One class unless overridden."""
         return torch.zeros(len(y), dtype=torch.long, device=y.device)
+
+    def novelty(self, f: Tensor, variance: Tensor) -> Tensor:
+        """How little is known of y if f has this variance, from 0 to 1: (b,).
+
+        s2 / (s2 + 1 / Lambda_cc), the share of s2 in the variance of y, averaged over outputs. Of classes it is the
+        entropy instead, over that of knowing nothing.
+        """
+        unknown = variance * self.hessian(f).diagonal(dim1=-2, dim2=-1)
+        return (unknown / (1 + unknown)).mean(-1)
 
     def settings(self) -> dict[str, float]:
         """The arguments that make an equal likelihood."""
@@ -62,25 +100,55 @@ class Categorical(Likelihood):
         return torch.diag_embed(p) - torch.einsum("bc,bd->bcd", p, p)
 
     def factor(self, f: Tensor) -> Tensor:
-        # The Cholesky factor in closed form. Lambda has rank c - 1: its last column is zero, and left out.
+        return torch.stack(list(self.columns(f)), -1)
+
+    def columns(self, f: Tensor) -> Iterator[Tensor]:
+        p, rest, diagonal = self._cholesky(f)
+        for r in range(p.shape[-1] - 1):
+            column = torch.zeros_like(p)
+            column[:, r] = 1
+            column[:, r + 1 :] -= p[:, r + 1 :] / rest[:, r, None]
+            yield column * diagonal[:, r, None]
+
+    def root_times(self, f: Tensor, e: Tensor) -> Tensor:
+        # Nothing of size c x c exists: what earlier columns leave for output c is a running sum.
+        p, rest, diagonal = self._cholesky(f)
+        own = F.pad(diagonal * e[:, : rest.shape[1]], (0, 1))
+        earlier = F.pad((own[:, :-1] / rest).cumsum(-1), (1, 0))
+        return own - p * earlier
+
+    def _cholesky(self, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """p, and of each column of the Cholesky factor, in closed form, the rest of p behind it and its diagonal.
+
+        Lambda has rank c - 1: the last column is zero, and left out.
+        """
         p = f.softmax(-1)
         tiny = torch.finfo(p.dtype).tiny
         left = p.flip(-1).cumsum(-1).flip(-1)  # (b, c): p_c + ... + p_last
         rest = left[:, 1:]
         diagonal = (p[:, :-1] / left[:, :-1].clamp_min(tiny) * rest).sqrt()  # (b, r)
-        below = (p.unsqueeze(-1) / rest.clamp_min(tiny).unsqueeze(-2)).tril(-1)  # (b, c, r)
-        return (torch.eye(*below.shape[1:], dtype=p.dtype, device=p.device) - below) * diagonal.unsqueeze(-2)
+        return p, rest.clamp_min(tiny), diagonal
+
+    def trace(self, f: Tensor) -> Tensor:
+        return self.noise(f).sum(-1)
+
+    def numbers_formed(self, num_outputs: int) -> int:
+        return 8 * num_outputs
 
     def noise(self, f: Tensor) -> Tensor:
         p = f.softmax(-1)
         return p - p.square()
+
+    def noise_scale(self, f: Tensor) -> Tensor:
+        return torch.full_like(f[0], LARGEST_PROBABILITY_VARIANCE)
 
     def check_labels(self, y: Tensor, num_outputs: int) -> None:
         if num_outputs < 2:
             raise DataError(f"Categorical needs at least 2 outputs, the head has {num_outputs}; use Bernoulli.")
         if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
             raise DataError(
-                f"Categorical labels are {y.dtype} of shape {tuple(y.shape)}; give integers of shape (examples,)."
+                f"Categorical labels are {y.dtype} of shape {tuple(y.shape)}; give integers of shape (examples,), "
+                f"{_as_integers(y, num_outputs)}."
             )
         if len(y) and (int(y.min()) < 0 or int(y.max()) >= num_outputs):
             wrong = int(y.max()) if int(y.max()) >= num_outputs else int(y.min())
@@ -88,6 +156,18 @@ class Categorical(Likelihood):
                 f"label {wrong} is outside the head of {num_outputs} outputs; "
                 f"labels count within the head: 0 to {num_outputs - 1}."
             )
+
+    def doubt(self, f: Tensor) -> str | None:
+        if bool((f >= 0).all()) and bool(((f.sum(-1) - 1).abs() < 1e-3).all()):
+            return (
+                "the model's outputs are not negative and add up to 1 at every example, as probabilities do; "
+                "Categorical takes logits and applies the softmax itself: leave it out of the model."
+            )
+        return None
+
+    def novelty(self, f: Tensor, variance: Tensor) -> Tensor:
+        log_p = moderated(f, variance).log_softmax(-1)
+        return -(log_p.exp() * log_p).sum(-1) / math.log(f.shape[-1])
 
     def classes(self, y: Tensor) -> Tensor:
         return y
@@ -110,14 +190,27 @@ class Bernoulli(Likelihood):
     def factor(self, f: Tensor) -> Tensor:
         return torch.diag_embed(self.noise(f).sqrt())
 
+    def root_times(self, f: Tensor, e: Tensor) -> Tensor:
+        return self.noise(f).sqrt() * e
+
+    def trace(self, f: Tensor) -> Tensor:
+        return self.noise(f).sum(-1)
+
     def noise(self, f: Tensor) -> Tensor:
         return f.sigmoid() * (-f).sigmoid()
+
+    def noise_scale(self, f: Tensor) -> Tensor:
+        return torch.full_like(f[0], LARGEST_PROBABILITY_VARIANCE)
 
     def check_labels(self, y: Tensor, num_outputs: int) -> None:
         _check_shape("Bernoulli", y, num_outputs)
         wrong = y[(y != 0) & (y != 1)]
         if len(wrong):
             raise DataError(f"Bernoulli label {wrong[0].item()} is neither 0 nor 1.")
+
+    def novelty(self, f: Tensor, variance: Tensor) -> Tensor:
+        f = moderated(f, variance)
+        return -(f.sigmoid() * F.logsigmoid(f) + (-f).sigmoid() * F.logsigmoid(-f)).mean(-1) / math.log(2)
 
     def classes(self, y: Tensor) -> Tensor:
         y = y.reshape(len(y), -1)
@@ -144,6 +237,12 @@ class Gaussian(Likelihood):
 
     def factor(self, f: Tensor) -> Tensor:
         return torch.diag_embed(torch.full_like(f, self.noise_precision**0.5))
+
+    def root_times(self, f: Tensor, e: Tensor) -> Tensor:
+        return self.noise_precision**0.5 * e
+
+    def trace(self, f: Tensor) -> Tensor:
+        return torch.full_like(f, self.noise_precision).sum(-1)
 
     def noise(self, f: Tensor) -> Tensor:
         return torch.full_like(f, 1 / self.noise_precision)
@@ -210,6 +309,22 @@ class Poisson(GLM):
         super().check_labels(y, num_outputs)
         if len(y) and float(y.min()) < 0:
             raise DataError(f"Poisson label {float(y.min())} is negative; counts start at 0.")
+
+
+def moderated(f: Tensor, variance: Tensor) -> Tensor:
+    """f / sqrt(1 + pi s2 / 8): the outputs whose probabilities are about those averaged over N(f, s2) (MacKay 1992)."""
+    return f / (1 + math.pi / 8 * variance).sqrt()
+
+
+def _as_integers(y: Tensor, num_outputs: int) -> str:
+    """How labels of another kind become integers."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        return "as y.squeeze(1)" if not y.is_floating_point() else "as y.squeeze(1).long()"
+    if y.ndim == 2 and y.shape[1] == num_outputs:
+        return "as y.argmax(1) where they are one-hot"
+    if y.ndim == 1 and (y.dtype == torch.bool or torch.equal(y, y.round())):
+        return "as y.long()"
+    return "or use Gaussian() for regression"
 
 
 def _check_shape(name: str, y: Tensor, num_outputs: int) -> None:

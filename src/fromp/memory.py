@@ -1,17 +1,17 @@
 """The memorable past, Sec. 3.2: which examples of a task are kept."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fromp.derivatives.budget import MEMORY_BUDGET, chunks
-from fromp.derivatives.model import Head, as_head, detached, evaluating, outputs, trainable
-from fromp.foundation.errors import CheckpointError, DataError
+from fromp.derivatives.model import Head, as_head, detached, evaluating, of_head, outputs, trainable
+from fromp.foundation.errors import CheckpointError, DataError, warn
 from fromp.foundation.examples import Examples
-from fromp.foundation.inputs import Inputs, check_finite, move, num_examples, transform
+from fromp.foundation.inputs import Inputs, check_finite, move, num_examples, take, transform
 from fromp.foundation.state import State, field, tensor
 from fromp.likelihoods import Likelihood
 
@@ -33,6 +33,16 @@ class Memory:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, points: Tensor) -> "Memory":
+        """Some of the examples, as copies: nothing of the others is held."""
+        return replace(
+            self,
+            inputs=take(self.inputs, points),
+            labels=self.labels[points],
+            scores=self.scores[points],
+            indices=self.indices[points.cpu()],
+        )
 
     def state_dict(self) -> State:
         """Everything it holds."""
@@ -59,7 +69,7 @@ class Memory:
 
 def memorability(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
     """Tr Lambda(x_i): how much each example holds the fit in place: (b,)."""
-    return likelihood.hessian(f).diagonal(dim1=-2, dim2=-1).sum(-1)
+    return likelihood.trace(f)
 
 
 def least_memorable(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:
@@ -77,10 +87,11 @@ def per_class(scores: Tensor, classes: Tensor, size: int) -> Tensor:
     present = classes.unique()
     if size < len(present):
         raise DataError(
-            f"memory_size={size} is smaller than the task's {len(present)} classes; use at least {len(present)}."
+            f"memory_size={size} is smaller than the task's {len(present)} classes; use at least {len(present)}, or "
+            "select=top, which ignores the classes."
         )
     available = [int((classes == c).sum()) for c in present]
-    quotas = _share(size, available)
+    quotas = share(size, available)
     picked = []
     for c, quota in zip(present, quotas, strict=True):
         members = (classes == c).nonzero().flatten()
@@ -93,6 +104,17 @@ def top(scores: Tensor, classes: Tensor, size: int) -> Tensor:
     return _highest(scores)[:size]
 
 
+def share(size: int, available: list[int]) -> list[int]:
+    """Even quotas that add up to `size` where that much is available, none above what is."""
+    quotas = [0] * len(available)
+    while sum(quotas) < min(size, sum(available)):
+        open_ = [k for k, n in enumerate(available) if quotas[k] < n]
+        even, rest = divmod(size - sum(quotas), len(open_))
+        for index, k in enumerate(open_):
+            quotas[k] = min(available[k], quotas[k] + even + (index < rest))
+    return quotas
+
+
 def assess(
     model: nn.Module,
     examples: Examples,
@@ -103,16 +125,20 @@ def assess(
     memory_budget: int = MEMORY_BUDGET,
 ) -> tuple[Tensor, Tensor]:
     """The score and the class of every example, once inputs, outputs and labels are found sound: (N,), (N,)."""
-    scores, classes, seen = [], [], 0
+    scores, classes, doubts, seen = [], [], [], 0
     weights = detached(model, trainable(model))
     with evaluating(model), torch.no_grad():
         for x, y in chunks(model, weights, examples, head, memory_budget):
-            f = outputs(model, x, head)
+            f = outputs(model, x)
+            doubts.append(likelihood.doubt(f))
+            f = of_head(f, head)
             _check_outputs(f, seen)
             likelihood.check_labels(y, f.shape[1])
             scores.append(score(likelihood, f, y, generator))
             classes.append(likelihood.classes(y))
             seen += len(y)
+    if all(doubts):
+        warn(str(doubts[0]))
     return torch.cat(scores), torch.cat(classes)
 
 
@@ -124,19 +150,27 @@ def remember(
     head: Head = None,
     select: Select = per_class,
 ) -> Memory:
-    """The `size` examples that `select` picks by their scores, as copies that do not hold on to the data."""
+    """The `size` examples that `select` picks by their scores, as copies that do not hold on to the data.
+
+    A task that has fewer is kept whole, with a warning.
+    """
+    check_scores(scores, len(examples))
     if size > len(examples):
-        raise DataError(f"memory_size={size} is larger than the task's {len(examples)} examples; use at most that.")
-    if scores.shape != (len(examples),):
-        raise DataError(
-            f"scores have the shape {tuple(scores.shape)}; give one number for each of the {len(examples)} examples."
-        )
-    if bool(torch.isnan(scores).any()):
-        raise DataError(f"{int(torch.isnan(scores).sum())} scores are NaN; every example needs a number.")
-    indices = select(scores, classes, size)
+        warn(f"memory_size={size} is larger than the task's {len(examples)} examples; all of them are kept.")
+    indices = select(scores, classes, min(size, len(examples)))
     x, y = examples.take(indices.cpu())
     x = move(transform(lambda part: part.detach().clone(), x), scores.device)
     return Memory(x, y.detach().clone().to(scores.device), scores[indices].detach().clone(), head, indices.cpu())
+
+
+def check_scores(scores: Tensor, count: int) -> None:
+    """An error unless there is one number for each of `count` examples."""
+    if scores.shape != (count,):
+        raise DataError(
+            f"scores have the shape {tuple(scores.shape)}; give one number for each of the {count} examples."
+        )
+    if bool(torch.isnan(scores).any()):
+        raise DataError(f"{int(torch.isnan(scores).sum())} scores are NaN; every example needs a number.")
 
 
 def _highest(scores: Tensor) -> Tensor:
@@ -144,17 +178,6 @@ def _highest(scores: Tensor) -> Tensor:
     permutation."""
     mixed = torch.randperm(len(scores), generator=torch.Generator().manual_seed(0)).to(scores.device)
     return mixed[scores[mixed].argsort(descending=True, stable=True)]
-
-
-def _share(size: int, available: list[int]) -> list[int]:
-    """Even quotas that add up to `size`, none above what is available."""
-    quotas = [0] * len(available)
-    while sum(quotas) < size:
-        open_ = [k for k, n in enumerate(available) if quotas[k] < n]
-        even, rest = divmod(size - sum(quotas), len(open_))
-        for index, k in enumerate(open_):
-            quotas[k] = min(available[k], quotas[k] + even + (index < rest))
-    return quotas
 
 
 def _check_outputs(f: Tensor, start: int) -> None:

@@ -1,133 +1,37 @@
 """The functional prior q~ and the distance from it, Eq. (7) with the approximations that lead to Eq. (8)."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from fromp import gp
-from fromp.derivatives.model import Weights, evaluating, outputs
+from fromp.derivatives import one_by_one
+from fromp.derivatives.model import Weights, evaluating, named_weights, outputs
 from fromp.foundation import inputs
-from fromp.foundation.errors import CheckpointError, DataError, KernelError
+from fromp.foundation.collectives import ALONE, Ranks
+from fromp.foundation.errors import CheckpointError, DataError, FrompError
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State, field, tensor
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
+from fromp.metrics.full_kernel import FullKernel
+from fromp.metrics.kernel import Kernel
+
+SHARE_OF_NOISE = 0.5  # rho of `bounding_jitter`, chosen on held-out data by tools/safety_grid.py
 
 
-class Kernel(ABC):
-    """K at the memories of t tasks that have the same shape."""
-
-    @classmethod
-    @abstractmethod
-    def of(cls, k: Callable[[], Tensor], jitter: float) -> Self:
-        """The kernel of one task's memory; `k` computes Eq. (10) there, (c, i, j), for those that need it."""
-
-    @classmethod
-    @abstractmethod
-    def stack(cls, kernels: Sequence[Self]) -> Self:
-        """Several tasks as one."""
-
-    @abstractmethod
-    def solve(self, d: Tensor) -> Tensor:
-        """K^-1 d for each task and output: (t, c, i) -> (t, c, i)."""
-
-    @abstractmethod
-    def take(self, tasks: Tensor | slice) -> Self:
-        """Some of the tasks; a slice of them is a view."""
-
-    @abstractmethod
-    def to(self, dtype: torch.dtype) -> Self:
-        """The same kernel in another precision."""
-
-    @abstractmethod
-    def state_dict(self) -> State:
-        """What `from_state` needs to make an equal kernel."""
-
-    @classmethod
-    @abstractmethod
-    def from_state(cls, state: State, device: torch.device) -> Self:
-        """The kernel that `state_dict` describes, on a device."""
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Single precision at least: half precision holds neither K^-1 nor differences of means."""
+    return torch.promote_types(dtype, torch.float32)
 
 
-@final
-class FullKernel(Kernel):
-    """One M x M kernel for each task and output, kept as its inverse: (t, c, i, j)."""
-
-    def __init__(self, inverse: Tensor) -> None:
-        self.inverse = inverse
-
-    @classmethod
-    def of(cls, k: Callable[[], Tensor], jitter: float) -> "FullKernel":
-        return cls(gp.inverse(k(), jitter)[None])
-
-    @classmethod
-    def stack(cls, kernels: Sequence["FullKernel"]) -> "FullKernel":
-        return cls(torch.cat([kernel.inverse for kernel in kernels]))
-
-    def solve(self, d: Tensor) -> Tensor:
-        # K is symmetric: a row times K is several times faster here than K times a column.
-        return (d.unsqueeze(-2) @ self.inverse).squeeze(-2)
-
-    def take(self, tasks: Tensor | slice) -> "FullKernel":
-        return FullKernel(self.inverse[tasks])
-
-    def to(self, dtype: torch.dtype) -> "FullKernel":
-        inverse = self.inverse.to(dtype)
-        if not bool(torch.isfinite(inverse).all()):
-            raise KernelError(f"the kernel's inverse is not finite as {dtype}; use a larger jitter.")
-        return FullKernel(inverse)
-
-    def state_dict(self) -> State:
-        return {"inverse": self.inverse}
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device) -> "FullKernel":
-        inverse = tensor(state, "inverse", 1, -1, -1, -1, floating=True)
-        if inverse.shape[-2] != inverse.shape[-1]:
-            raise CheckpointError(f"the saved 'inverse' has the shape {tuple(inverse.shape)}; it must be square.")
-        exact = inverse.double()
-        # Rounded to single precision, it may have lost the smallest of its eigenvalues, and no more than that.
-        slack = 1e-4 * exact.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(0)
-        lifted = exact + slack[..., None, None] * torch.eye(exact.shape[-1], dtype=exact.dtype)
-        if bool((exact - exact.mT).abs().amax((-2, -1)).gt(slack).any()) or bool(
-            torch.linalg.cholesky_ex(lifted)[1].any()
-        ):
-            raise CheckpointError("the saved 'inverse' is no inverse of a kernel; restore it from a copy.")
-        return cls(inverse.to(device))
-
-
-@final
-class IdentityKernel(Kernel):
-    """K = I: the L2 variants, Eq. (1) on the memory's means."""
-
-    @classmethod
-    def of(cls, k: Callable[[], Tensor], jitter: float) -> "IdentityKernel":
-        return cls()
-
-    @classmethod
-    def stack(cls, kernels: Sequence["IdentityKernel"]) -> "IdentityKernel":
-        return cls()
-
-    def solve(self, d: Tensor) -> Tensor:
-        return d
-
-    def take(self, tasks: Tensor | slice) -> "IdentityKernel":
-        return self
-
-    def to(self, dtype: torch.dtype) -> "IdentityKernel":
-        return self
-
-    def state_dict(self) -> State:
-        return {}
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device) -> "IdentityKernel":
-        return cls()
+class OutputsChanged(DataError):
+    """A task is held on all outputs, and the model gives more or fewer than it did."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +41,29 @@ class Anchor:
     memory: Memory
     mean: Tensor  # (c, i)
     kernel: Kernel
+
+    def take(self, points: Tensor) -> "Anchor":
+        """The prior at some of the points alone, as if the others had never been kept."""
+        return Anchor(self.memory.take(points), self.mean[:, points], self.kernel.at(points))
+
+    def to(self, device: torch.device, then: torch.dtype, now: torch.dtype) -> "Anchor":
+        """On a device, beside a model whose weights were of one type and are of another."""
+        memory = self.memory
+        memory = replace(
+            memory,
+            inputs=inputs.transform(
+                lambda part: part.to(device, now if part.dtype == then else part.dtype), memory.inputs
+            ),
+            labels=memory.labels.to(device),
+            scores=memory.scores.to(device),
+        )
+        dtype = wide(now) if self.mean.dtype == wide(then) else self.mean.dtype
+        return Anchor(memory, self.mean.to(device, dtype), self.kernel.to(dtype, device))
+
+    @property
+    def width(self) -> int:
+        """How many outputs the model needs at least."""
+        return len(self.mean) if self.memory.head is None else 1 + max(self.memory.head)
 
     def state_dict(self) -> State:
         """Everything it holds."""
@@ -160,8 +87,8 @@ class Anchor:
 class FunctionalPrior:
     """q~(f): for each past task a Gaussian over the outputs at its memory, independent between tasks and outputs."""
 
-    def __init__(self, anchors: Sequence[Anchor], likelihood: Likelihood, num_outputs: int, chunk_size: int) -> None:
-        self.likelihood, self.num_outputs = likelihood, num_outputs
+    def __init__(self, anchors: Sequence[Anchor], likelihood: Likelihood, chunk_size: int) -> None:
+        self.likelihood, self.chunk_size = likelihood, chunk_size
         self.blocks = [Block.of(group) for group in _groups(anchors, chunk_size)]
         # The anchors look into the blocks, so that the kernels, the largest thing kept, are kept once.
         placed = {index: anchor for block in self.blocks for index, anchor in block.anchors()}
@@ -175,32 +102,61 @@ class FunctionalPrior:
         likelihood: Likelihood,
         variance: Weights,
         kernel: type[Kernel],
-        jitter: float,
+        jitter: float | None,
         chunk_size: int,
         memory_budget: int,
+        ranks: Ranks,
     ) -> "FunctionalPrior":
-        """The prior at the model's present weights, for all past tasks: the start of Algorithm 1."""
-        anchors = []
-        for memory in memories:
+        """The prior at the model's present weights, for all past tasks: the start of Algorithm 1.
+
+        The ranks share the tasks, so that each kernel is computed once.
+        """
+
+        points = sum(map(len, memories))
+
+        def anchor(memory: Memory) -> Anchor:
             with evaluating(model), torch.enable_grad():  # the path that the penalty will take, fast paths and all
                 parts = inputs.split(memory.inputs, chunk_size)
-                mean = torch.cat([gp.mean(model, part, likelihood, memory.head).detach() for part in parts])
+                f = torch.cat([outputs(model, part, memory.head).detach() for part in parts])
+            mean = likelihood.mean(f)
             covariance = partial(gp.kernel, model, memory.inputs, likelihood, variance, memory.head, memory_budget)
-            dtype = torch.promote_types(mean.dtype, torch.float32)  # half precision holds neither K^-1 nor differences
-            k = kernel.of(covariance, jitter).to(dtype)
-            anchors.append(Anchor(memory, mean.T.to(dtype).contiguous(), k))
-        with evaluating(model), torch.no_grad():
-            num_outputs = outputs(model, inputs.take(memories[0].inputs, slice(0, 2))).shape[1]
-        return cls(anchors, likelihood, num_outputs, chunk_size)
+            added = bounding_jitter(likelihood, f, points) if jitter is None else jitter
+            k = kernel.of(covariance, added).to(wide(mean.dtype))
+            return Anchor(memory, mean.T.to(wide(mean.dtype)).contiguous(), k)
 
-    def squared_distance(self, model: nn.Module, tasks: Tensor | None = None) -> Tensor:
-        """sum_s sum_c (m - m0)' K^-1 (m - m0) over all past tasks s, or some: a scalar, Eq. (8)."""
-        with evaluating(model):
-            blocks = self.blocks if tasks is None else [b.some(tasks) for b in self.blocks]
-            shares = [
-                block.squared_distance(model, self.likelihood, self.num_outputs) for block in blocks if len(block.tasks)
-            ]
-        return shares[0] if len(shares) == 1 else torch.stack(shares).sum()
+        with ranks.agreement():
+            computed = {place: anchor(memories[place]) for place in range(ranks.rank, len(memories), ranks.size)}
+        anchors = [_shared(computed.get(place), memory, place, kernel, ranks) for place, memory in enumerate(memories)]
+        return cls(anchors, likelihood, chunk_size)
+
+    def uninformed_nll(self) -> float:
+        """The mean nll of all remembered labels where every output is 0."""
+        costs = [self.likelihood.nll(torch.zeros_like(a.mean.T), a.memory.labels) for a in self.anchors]
+        return float(torch.cat(costs).mean())
+
+    def squared_distance(self, model: nn.Module, tasks: Tensor | None = None, ranks: Ranks = ALONE) -> Tensor:
+        """sum_s sum_c (m - m0)' K^-1 (m - m0) over all past tasks s, or some: a scalar, Eq. (8).
+
+        The ranks share the points of each task; the average of their gradients is that of the distance.
+        """
+        blocks = self.blocks if tasks is None else [b.some(tasks) for b in self.blocks]
+
+        def share(block: Block) -> Tensor:
+            with evaluating(model), torch.enable_grad():  # without it, some layers take another path than the means
+                return block.squared_distance(model, self.likelihood, ranks)
+
+        parts = [partial(share, block) for block in blocks if len(block.tasks)]
+        return one_by_one.total(parts, list(named_weights(model).values()))
+
+
+def bounding_jitter(likelihood: Likelihood, f: Tensor, points: int) -> Tensor:
+    """rho V sqrt(m M) for a task with m of all M points, V the scale of a label's variance: (c,).
+
+    d' (K + jitter I)^-1 d <= d'd / jitter whatever K is, so that the penalty of t tasks with m points each is at most
+    sqrt(t) tau / rho times the mean over all points of sum_c d_c^2 / 2V. That is what the same deviation costs in nll
+    for a Gaussian, and at most twice what it costs for a Categorical or Bernoulli (Pinsker).
+    """
+    return SHARE_OF_NOISE * math.sqrt(len(f) * points) * likelihood.noise_scale(f)
 
 
 @dataclass(frozen=True)
@@ -210,6 +166,7 @@ class Block:
     tasks: Tensor  # (t,) their places in the sequence
     inputs: Inputs  # (t * i, ...)
     columns: Tensor | None  # (t * i, c) the outputs of each point's head; None for all outputs
+    width: int  # how many outputs the heads take for granted
     mean: Tensor  # (t, c, i)
     kernel: Kernel
     memories: Sequence[Memory]  # whose points are views of those above
@@ -227,6 +184,7 @@ class Block:
             torch.tensor([index for index, _ in members]),
             points,
             None if columns[0] is None else torch.cat([c for c in columns if c is not None]),
+            max(anchor.width for anchor in anchors),
             torch.stack([anchor.mean for anchor in anchors]),
             type(kernels[0]).stack(kernels),
             [replace(anchor.memory, inputs=view) for anchor, view in zip(anchors, views, strict=True)],
@@ -252,37 +210,67 @@ class Block:
         for k, index in enumerate(self.tasks.tolist()):
             yield index, Anchor(self.memories[k], self.mean[k], self.kernel.take(slice(k, k + 1)))
 
-    def squared_distance(self, model: nn.Module, likelihood: Likelihood, num_outputs: int) -> Tensor:
+    def squared_distance(self, model: nn.Module, likelihood: Likelihood, ranks: Ranks) -> Tensor:
         """The block's share of the distance: a scalar."""
         t, c, i = self.mean.shape
-        f = outputs(model, self.inputs)
-        if f.shape[1] != num_outputs:
-            raise DataError(
-                f"the model has {f.shape[1]} outputs, it had {num_outputs} when its tasks ended; "
-                "give a model all its outputs from the start."
+        own = ranks.share(i)
+        points, columns = self._at(own)
+        f = outputs(model, points)
+        if f.shape[1] < self.width or (columns is None and f.shape[1] != c):
+            raise OutputsChanged(
+                f"the model has {f.shape[1]} outputs, it had {self.width} when its tasks ended; use the same model, or "
+                "one whose layers have grown: with more rows, of which the first are those they had."
             )
-        if self.columns is not None:
-            f = f.gather(1, self.columns)
-        d = likelihood.mean(f).view(t, i, c).mT - self.mean  # (t, c, i)
-        return _QuadraticForm.apply(d, self.kernel)
+        if columns is not None:
+            f = f.gather(1, columns)
+        m = likelihood.mean(f).view(t, -1, c).mT[..., : own.stop - own.start]
+        d = m - self.mean[..., own]
+        if torch.compiler.is_compiling() and ranks.size == 1:
+            return (d * self.kernel.solve(d)).sum()  # inductor makes the gradient of `_QuadraticForm` wrong
+        return _QuadraticForm.apply(d, self.kernel, own, i, ranks)
+
+    def _at(self, own: slice) -> tuple[Inputs, Tensor | None]:
+        """Some points of each task and the outputs of their heads; the first ones instead of none, for the graph."""
+        t, i = len(self.tasks), self.mean.shape[-1]
+        if own == slice(0, i):
+            return self.inputs, self.columns
+        rows = torch.arange(t * i).view(t, i)[:, own if own.start < own.stop else slice(0, 1)].flatten()
+        return inputs.take(self.inputs, rows), None if self.columns is None else self.columns[rows]
 
 
 class _QuadraticForm(torch.autograd.Function):
-    """d' K^-1 d with its gradient 2 K^-1 d, so that K^-1, the bulk of what a step reads, is read once."""
+    """d' K^-1 d with its gradient 2 K^-1 d, so that K^-1, the bulk of what a step reads, is read once.
+
+    d is at this rank's own points, of n; the gradient there is `ranks.size` times larger, because ranks take averages.
+    """
 
     @staticmethod
-    def forward(ctx: Any, d: Tensor, kernel: Kernel) -> Tensor:
-        u = kernel.solve(d)
-        ctx.kernel = kernel
-        ctx.save_for_backward(d, u)
-        return (d * u).sum()
+    def forward(ctx: Any, d: Tensor, kernel: Kernel, own: slice, n: int, ranks: Ranks) -> Tensor:
+        whole = ranks.join(d, n)
+        u = kernel.solve(whole)
+        ctx.kernel, ctx.ranks = kernel, ranks
+        ctx.save_for_backward(d, u[..., own])
+        return (whole * u).sum()
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         d, u = ctx.saved_tensors
         if torch.is_grad_enabled():  # someone asks for second derivatives
+            if ctx.ranks.size > 1:
+                raise FrompError(
+                    f"{ctx.ranks.size} ranks share the penalty, so that none has its second derivatives; take them "
+                    "with FROMP(..., ranks=Alone())."
+                )
             u = ctx.kernel.solve(d)
-        return 2 * g * u, None
+        return 2 * ctx.ranks.size * g * u, None, None, None, None
+
+
+def _shared(anchor: Anchor | None, memory: Memory, place: int, kernel: type[Kernel], ranks: Ranks) -> Anchor:
+    """The anchor that the rank whose turn it is has computed, on every rank."""
+    found: State = {} if anchor is None else {"mean": anchor.mean, "kernel": anchor.kernel.state_dict()}
+    found = ranks.broadcast(found, place % ranks.size)
+    device = memory.labels.device
+    return anchor or Anchor(memory, found["mean"].to(device), kernel.from_state(found["kernel"], device))
 
 
 def _groups(anchors: Sequence[Anchor], chunk_size: int) -> Iterator[list[tuple[int, Anchor]]]:

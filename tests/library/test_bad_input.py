@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import FROMP, Bernoulli, Categorical, FrompError, Gaussian, Poisson
-from fromp.foundation.errors import CheckpointError, DataError, DerivativeError, KernelError
+from fromp import FROMP, Bernoulli, Categorical, FrompError, Gaussian, Poisson, top
+from fromp.foundation.errors import CheckpointError, DataError, DerivativeError, FrompWarning, KernelError
 
 
 def network(outputs=4):
@@ -122,19 +122,18 @@ NAN_INPUT[7, 1] = float("nan")
         (lambda: network(1), Poisson(), (X, -Y.float()), {}, DataError, r"label -3\.0 is negative"),
         (network, Categorical(), (X[:0], Y[:0]), {}, DataError, r"no examples"),
         (network, Categorical(), (X, Y[:5]), {}, DataError, r"20 inputs but 5 labels"),
-        (network, Categorical(), (X[:3], Y[:3]), {}, DataError, r"memory_size=8 is larger than the task's 3"),
         (network, Categorical(), (NAN_INPUT, Y), {}, DataError, r"input 7 holds NaN"),
         (network, Categorical(), (X, Y), {"scores": torch.ones(3)}, DataError, r"one number for each of the 20"),
         (network, Categorical(), (X, Y), {"scores": torch.full((20,), float("nan"))}, DataError, r"20 scores are NaN"),
-        (network, Categorical(), iter([]), {}, DataError, r"cannot be picked from by index"),
-        (network, Categorical(), {"x": X, "y": Y}, {}, DataError, r"dict cannot be picked from by index"),
-        (network, Categorical(), (X.numpy(), Y), {}, DataError, r"inputs of type ndarray are not supported"),
+        (network, Categorical(), iter([]), {}, DataError, r"can only be gone through in order"),
+        (network, Categorical(), {"x": X, "y": Y}, {}, DataError, r"dict with 'x', 'y' holds no labels"),
+        (network, Categorical(), ({1, 2}, Y), {}, DataError, r"inputs of type set are not supported"),
         (network, Categorical(), (X, Y), {"scores": [1.0, 2.0]}, DataError, r"one number for each of the 20"),
-        (network, Categorical(), (X, Y, Y), {}, DataError, r"\(inputs, labels\), not tuple of length 3"),
+        (network, Categorical(), (X, Y, Y), {}, DataError, r"a tuple of 3 is not labelled data"),
         (NoDerivative, Categorical(), (X, Y), {}, DerivativeError, r"cannot be differentiated.*Freeze"),
         (Rounded, Categorical(), (X, Y), {}, DerivativeError, r"do not depend differentiably.*argmax"),
         (RootAtZero, Categorical(), (X, Y), {}, DerivativeError, r"'scale' is not finite.*sqrt"),
-        (Sequenced, Categorical(), (X, Y), {}, DataError, r"gave \(1, \d+, 4\).*\(batch, outputs\)"),
+        (Sequenced, Categorical(), (X, Y), {}, DataError, r"gave a tensor of shape \(1, \d+, 4\).*\(batch, outputs\)"),
     ],
 )
 def test_a_task_that_cannot_be_remembered(model, likelihood, data, options, kind, message):
@@ -150,8 +149,26 @@ def test_a_task_that_cannot_be_remembered(model, likelihood, data, options, kind
 
 def test_fewer_points_than_classes():
     reg = FROMP(network(), Categorical(), memory_size=3)
-    with pytest.raises(DataError, match="memory_size=3 is smaller than the task's 4 classes; use at least 4"):
+    with pytest.raises(
+        DataError, match="memory_size=3 is smaller than the task's 4 classes; use at least 4, or select"
+    ):
         reg.end_task((X, Y))
+    reg.select = top
+    reg.end_task((X, Y))
+    assert len(reg.memories[0]) == 3
+
+
+def test_more_points_than_the_task_has():
+    reg = FROMP(network(), Categorical(), memory_size=8, jitter=1e-2)
+    reg.end_task((X, Y))
+    with pytest.warns(
+        FrompWarning, match="memory_size=8 is larger than the task's 5 examples; all of them are kept"
+    ) as w:
+        reg.end_task((X[:5], Y[:5]))
+    assert w[0].filename == __file__
+    assert [len(memory) for memory in reg.memories] == [8, 5]
+    assert reg.memory_size == 8
+    reg.penalty().backward()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -167,8 +184,8 @@ def test_training_that_has_diverged_altogether(value):
 
 def test_inputs_of_another_kind():
     reg = FROMP(network(), Categorical(), memory_size=8)
-    with pytest.raises(DataError, match="inputs of type ndarray are not supported"):
-        reg.predict(X.numpy())
+    with pytest.raises(DataError, match="inputs of type set are not supported"):
+        reg.predict({1, 2})
     with pytest.raises(DataError, match="input 7 holds NaN"):
         reg.predict(NAN_INPUT)
 
@@ -211,12 +228,12 @@ def saved(tmp_path):
 
 def test_a_changed_model_at_load(saved):
     _, path = saved
-    with pytest.raises(CheckpointError, match=r"'2\.weight' is \[5, 5\], in the remembered model it was \[4, 5\]"):
-        FROMP.load(path, network(outputs=5))
+    with pytest.raises(CheckpointError, match=r"'2\.weight' is \[3, 5\], in the remembered model it was \[4, 5\]"):
+        FROMP.load(path, network(outputs=3))
     with pytest.raises(CheckpointError, match=r"no parameter '2\.weight'"):
         FROMP.load(path, nn.Sequential(nn.Linear(3, 5)))
     wider = nn.Sequential(*network(), nn.Linear(4, 9))
-    with pytest.raises(CheckpointError, match="has 9 outputs, the saved one had 4"):
+    with pytest.raises(CheckpointError, match="saved with 4 outputs, the model gives 9 for it"):
         FROMP.load(path, wider)
 
 

@@ -10,7 +10,7 @@ import torch
 from oracles.damage import damaged
 from torch import nn
 
-from fromp import FROMP, Categorical, CheckpointError, FrompError, IdentityKernel
+from fromp import FROMP, Categorical, FrompError, IdentityKernel
 from fromp.derivatives import watch
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompWarning
@@ -108,6 +108,18 @@ def test_saturated_outputs_are_said():
         reg.end_task(data())
 
 
+@pytest.mark.parametrize("head", [None, [0, 1]])
+def test_probabilities_in_the_place_of_logits_are_said(head):
+    x, y = data()
+    y = y if head is None else y % 2
+    with pytest.warns(FrompWarning, match="add up to 1 at every example.*Categorical takes logits"):
+        FROMP(nn.Sequential(network(), nn.Softmax(-1)), Categorical(), memory_size=6).end_task((x, y), head=head)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for last in (nn.ReLU(), nn.LogSoftmax(-1), nn.Identity()):
+            FROMP(nn.Sequential(network(), last), Categorical(), memory_size=6).end_task((x, y), head=head)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kernel", [None, IdentityKernel])
 def test_half_precision_keeps_kernels_and_precision_in_single(tmp_path, dtype, kernel):
@@ -153,7 +165,7 @@ def test_a_damaged_state_is_refused_or_harmless(tmp_path, kernel):
                 values = [again.penalty().item() for _ in range(3)]
             if not all(math.isfinite(value) and value >= -1e-6 for value in values):
                 wrong.append(f"{what}: penalties {values}")
-        except CheckpointError:
+        except FrompError:
             refused += 1
         except Exception as error:
             wrong.append(f"{what}: {type(error).__name__} {error}")

@@ -258,6 +258,9 @@ def test_the_means_are_fixed_on_the_path_that_the_penalty_takes():
     reg = FROMP(Padded(), Categorical(), memory_size=8, jitter=1e-2)
     reg.end_task(({"x": x, "padding": padding}, torch.arange(20) % 4))
     assert reg.penalty().item() == pytest.approx(0, abs=1e-8)
+    with torch.no_grad():
+        assert reg.penalty().item() == pytest.approx(0, abs=1e-8)
+    assert reg.drift() == pytest.approx([0], abs=1e-6)
 
 
 def test_second_derivatives_of_the_penalty():

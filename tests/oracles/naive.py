@@ -112,3 +112,42 @@ def penalty(model, tasks, tau, likelihood):
         for c in range(d.shape[1]):
             total += 0.5 * tau * float(d[:, c] @ inverse[c] @ d[:, c])
     return total
+
+
+def held(model, teacher, x, heads, distance):
+    """The mean over points, and the heads held at each, of a distance between two networks: a scalar.
+
+    heads: for each point the list of its heads. distance: (f, old) -> a number, for one point and head.
+    """
+    total, count = 0.0, 0
+    for i, own in enumerate(heads):
+        f, old = model(x[i : i + 1])[0], teacher(x[i : i + 1])[0].detach()
+        for head in own:
+            total = total + distance([f[c] for c in head], [old[c] for c in head])
+            count += 1
+    return total / count
+
+
+def logit_distance(likelihood, f, old):
+    """sum_c (f_c - f_old_c)^2, output by output."""
+    return sum((a - b) ** 2 for a, b in zip(f, old, strict=True))
+
+
+def mean_distance(likelihood, f, old):
+    """sum_c (m_c - m_old_c)^2, output by output."""
+    m, m0 = (likelihood.mean(torch.stack(list(v))[None])[0] for v in (f, old))
+    return sum((m[c] - m0[c]) ** 2 for c in range(len(m)))
+
+
+def hessian_distance(likelihood, f, old):
+    """sum_cd (f_c - f_old_c) Lambda_cd(f_old) (f_d - f_old_d), term by term."""
+    lam = likelihood.hessian(torch.stack(list(old))[None])[0]
+    d = [a - b for a, b in zip(f, old, strict=True)]
+    return sum(d[c] * lam[c, e] * d[e] for c in range(len(d)) for e in range(len(d)))
+
+
+def class_divergence(likelihood, f, old, temperature=1.0):
+    """T^2 sum_c p_old_c log(p_old_c / p_c) over classes, from the definition."""
+    f, old = (torch.stack(list(v)) / temperature for v in (f, old))
+    p, p0 = (v.exp() / v.exp().sum() for v in (f, old))
+    return temperature**2 * sum(p0[c] * (p0[c] / p[c]).log() for c in range(len(p)))

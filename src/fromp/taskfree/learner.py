@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import device_of, evaluating, outputs
+from fromp.derivatives.model import device_of, outputs, trains_as_it_predicts
 from fromp.foundation import inputs, storage
 from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import Batch
@@ -100,7 +100,7 @@ class TaskFree:
     def observe(self, x: Inputs, y: Tensor) -> Verdict:
         """Learn from a minibatch, or hold it back until it is clear which task it belongs to."""
         if self._shared is None:
-            self._shared = self._one_pass(x)
+            self._shared = trains_as_it_predicts(self.model, x)
         f = None
         if self._shared:
             # The graph of the first minibatch held back outlives this call, the caller's tensors may not.
@@ -198,22 +198,6 @@ class TaskFree:
         if not self._held:
             self._first = evidence.nll if f is not None and f.requires_grad else None
         return self.detector.examine(evidence, armed)
-
-    def _one_pass(self, x: Inputs) -> bool:
-        """Whether the training pass can serve detection: it must give the outputs of evaluation and change no buffer.
-
-        With dropout the outputs differ, and batch norm writes on buffers, also for minibatches held back.
-        """
-        model = self.model
-        if next(model.buffers(), None) is not None:
-            return False
-        with torch.random.fork_rng([]), torch.no_grad():
-            state = torch.get_rng_state()
-            learning = outputs(model, x)
-            if not torch.equal(state, torch.get_rng_state()):
-                return False
-            with evaluating(model):
-                return torch.equal(learning, outputs(model, x))
 
     def _sample(self) -> Batch:
         """Examples of the current task."""

@@ -1,0 +1,55 @@
+"""What a context gives to a step: points, and the outputs that are held there."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fromp.contexts.past import Past
+from fromp.derivatives.model import Head
+from fromp.foundation.inputs import Inputs
+from fromp.memory import Memory
+
+
+class Present(NamedTuple):
+    """The minibatch of the step, if it is given, and the head that is being trained on it."""
+
+    inputs: "Inputs | None"
+    head: Head
+    outputs: Tensor | None = None  # all outputs of the network there, if they are known
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points at which the network is held in one step: n of them, k heads at each."""
+
+    inputs: Inputs  # (n, ...)
+    columns: Tensor | None  # (n, k, c) the outputs held at each point; None for all of them
+    scale: float  # the number of tasks, or heads, that their mean stands for
+    labels: tuple[tuple[Tensor | float, Tensor], ...] = ()  # each point's labels with their shares, (n,) or a number
+    old: Tensor | None = None  # (n, c) the old network's outputs that are held, if they are known
+    now: Tensor | None = None  # (n, all) the network's outputs, if they are known
+
+    def held(self, f: Tensor) -> Tensor:
+        """Those of the network's outputs that are held: (n * k, c)."""
+        if self.columns is None:
+            return f
+        return f.gather(1, self.columns.flatten(1)).view(-1, self.columns.shape[2])
+
+
+class Context(ABC):
+    """Where the function is held."""
+
+    labelled: ClassVar[bool] = False
+    """Whether its points have labels."""
+
+    @abstractmethod
+    def draw(self, past: Past, present: Present, generator: torch.Generator) -> Iterator[Points]:
+        """The points of one step."""
+
+    def check(self, memory: Memory) -> None:
+        """An error if this task cannot be held so; called when it ends."""
+        return

@@ -1,0 +1,86 @@
+"""The memories of all past tasks, as pools that contexts draw from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from fromp.derivatives.model import evaluating, outputs
+from fromp.foundation import inputs
+from fromp.foundation.inputs import Inputs
+from fromp.memory import Memory
+
+CHUNK = 1000  # points that go through the network at once when a task ends
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Memories whose points go through the network together: one kind of input, heads of one width."""
+
+    inputs: Inputs  # (N, ...)
+    labels: Tensor  # (N, ...)
+    columns: Tensor | None  # (N, 1, c) the outputs of each point's head; None for all outputs
+    old: Tensor  # (N, c) the outputs of the network at the last task's end
+    num_outputs: int  # of the network, in all heads
+
+    @classmethod
+    def of(cls, memories: Sequence[Memory], teacher: nn.Module) -> "Pool":
+        """The points of several memories, one after another."""
+        points = inputs.concatenate([memory.inputs for memory in memories])
+        labels = torch.cat([memory.labels for memory in memories])
+        heads = [
+            torch.tensor(m.head, device=labels.device).expand(len(m), 1, -1) for m in memories if m.head is not None
+        ]
+        columns = torch.cat(heads) if heads else None
+        with evaluating(teacher), torch.no_grad():
+            f = torch.cat([outputs(teacher, part) for part in inputs.split(points, CHUNK)])
+        return cls(points, labels, columns, f if columns is None else f.gather(1, columns[:, 0]), f.shape[1])
+
+
+@final
+class Past:
+    """The points kept of each past task, and the outputs there of `teacher`, the network at the last task's end."""
+
+    def __init__(self, memories: Sequence[Memory], teacher: nn.Module) -> None:
+        kinds = [_kind(memory) for memory in memories]
+        tasks, every = range(len(memories)), list(dict.fromkeys(kinds))
+        self.pools = [Pool.of([memories[t] for t in tasks if kinds[t] == kind], teacher) for kind in every]
+        pool = [every.index(kind) for kind in kinds]
+        first = [sum(len(memories[s]) for s in range(t) if kinds[s] == kinds[t]) for t in tasks]
+        # Views of the pools, so that the points are kept once.
+        self.memories = tuple(
+            replace(memory, inputs=inputs.take(self.pools[k].inputs, slice(start, start + len(memory))))
+            for memory, k, start in zip(memories, pool, first, strict=True)
+        )
+        self.heads = tuple(head for head in dict.fromkeys(memory.head for memory in memories) if head is not None)
+        kin = [[s for s in tasks if (kinds[s], memories[s].head) == (kinds[t], memories[t].head)] for t in tasks]
+        self._pool, self._first = torch.tensor(pool), torch.tensor(first)
+        self._size, self._num_kin = torch.tensor([*map(len, memories)]), torch.tensor([*map(len, kin)])
+        self._kin = nn.utils.rnn.pad_sequence([torch.tensor(own) for own in kin], batch_first=True)
+
+    def __len__(self) -> int:
+        return len(self.memories)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs the network had, in all heads."""
+        return self.pools[0].num_outputs
+
+    def draw(self, size: int, generator: torch.Generator) -> Iterator[tuple[Pool, Tensor, Tensor]]:
+        """`size` points, evenly over the tasks, and a partner of each that has the same head: (n,), (n,) per pool."""
+        u = torch.rand(3, size, generator=generator, dtype=torch.double)
+        task = (torch.randint(len(self), (), generator=generator) + torch.arange(size)) % len(self)
+        other = self._kin[task, (u[0] * self._num_kin[task]).long()]
+        own, its = (self._first[t] + (v * self._size[t]).long() for t, v in ((task, u[1]), (other, u[2])))
+        for k, pool in enumerate(self.pools):
+            here = slice(None) if len(self.pools) == 1 else (self._pool[task] == k).nonzero().flatten()
+            if len(chosen := own[here].to(pool.old.device)):
+                yield pool, chosen, its[here].to(pool.old.device)
+
+
+def _kind(memory: Memory) -> tuple:
+    """What must agree for points to be in one pool."""
+    width = None if memory.head is None else len(memory.head)
+    return width, memory.labels.dtype, tuple(memory.labels.shape[1:]), inputs.signature(memory.inputs)

@@ -1,0 +1,1 @@
+"""How a deviation of the function is measured: one file for each metric."""

@@ -1,0 +1,52 @@
+"""A metric that ties the points of a task together: d' K^-1 d on the means."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fromp.foundation.state import State
+
+
+class Kernel(ABC):
+    """K at the memories of t tasks that have the same shape."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, k: Callable[[], Tensor], jitter: float | Tensor) -> Self:
+        """The kernel of one task's memory; `k` computes Eq. (10) there, (c, i, j), for those that need it.
+
+        jitter: added to its diagonal, one number or one per output, (c,).
+        """
+
+    @classmethod
+    @abstractmethod
+    def stack(cls, kernels: Sequence[Self]) -> Self:
+        """Several tasks as one."""
+
+    @abstractmethod
+    def solve(self, d: Tensor) -> Tensor:
+        """K^-1 d for each task and output: (t, c, i) -> (t, c, i)."""
+
+    @abstractmethod
+    def take(self, tasks: Tensor | slice) -> Self:
+        """Some of the tasks; a slice of them is a view."""
+
+    @abstractmethod
+    def at(self, points: Tensor) -> Self:
+        """The kernel of some of the points alone, as if the others had never been kept."""
+
+    @abstractmethod
+    def to(self, dtype: torch.dtype, device: torch.device | None = None) -> Self:
+        """The same kernel in another precision, and on another device."""
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """What `from_state` needs to make an equal kernel."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: State, device: torch.device) -> Self:
+        """The kernel that `state_dict` describes, on a device."""

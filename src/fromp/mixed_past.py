@@ -1,0 +1,103 @@
+"""Functional regularisation of mixed past: the preset that this library recommends."""
+
+import os
+from collections.abc import Sequence
+from typing import final
+
+from torch import nn
+
+from fromp.contexts.mixtures import Mixtures
+from fromp.contexts.present_batch import PresentBatch
+from fromp.contexts.remembered import Remembered
+from fromp.foundation.checked import Setting, count, number
+from fromp.foundation.errors import CheckpointError, FrompError
+from fromp.foundation.state import State, field
+from fromp.functional import Functional, Hold
+from fromp.likelihoods import Likelihood
+from fromp.metrics.labels import Labels
+from fromp.metrics.logits import Logits
+from fromp.metrics.pointwise import Pointwise
+
+SETTINGS = ("memory_size", "strength", "present_strength", "label_strength", "weight_strength", "points_per_step")
+
+
+@final
+class MixedPast(Functional):
+    """Holds a network's outputs at mixtures of remembered points, and its resting heads at the present minibatch.
+
+        reg = MixedPast(model, Categorical(), memory_size=200)
+        loss = cross_entropy(model(x), y) + reg.penalty(x)  # in the training loop
+        reg.end_task((x, y))                                # after each task
+
+    The penalty is the sum of
+
+        strength          sum_s mean_z |f(z) - f_old(z)|^2 at mixtures z = (1 - u) z_i + u z_j of a remembered point of
+                          task s and any with the same head
+        present_strength  sum_h mean_x |f_h(x) - f_old_h(x)|^2 at the present minibatch, over the past heads h that are
+                          not being trained
+        label_strength    sum_s mean_i nll(f(z_i), y_i) over remembered points
+        weight_strength   1/2 sum_w v_w (w - w_old)^2, v the GGN diagonal of the past tasks, each divided by its size
+
+    where "old" is the network at the last task's end. A step costs the same however many tasks there are.
+
+    memory_size: random examples kept of each task, shared evenly between its classes.
+    points_per_step: mixtures per step; half as many remembered points are drawn for their labels.
+    metric: another distance than |f - f_old|^2.
+    seed: of all draws. The global random state is never touched.
+    """
+
+    strength = Setting(number)
+    present_strength = Setting(number)
+    label_strength = Setting(number)
+    weight_strength = Setting(number)
+    points_per_step = Setting(count)
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        memory_size: int = 200,
+        strength: float = 0.03,
+        present_strength: float = 0.02,
+        *,
+        label_strength: float = 0.0,
+        weight_strength: float = 0.0,
+        points_per_step: int = 256,
+        metric: Pointwise | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, likelihood, memory_size, seed=seed)
+        self.strength, self.present_strength = strength, present_strength
+        self.label_strength, self.weight_strength = label_strength, weight_strength
+        self.points_per_step = points_per_step
+        self.metric = Logits() if metric is None else metric
+
+    @property
+    def holds(self) -> Sequence[Hold]:
+        return (
+            Hold(Mixtures(self.points_per_step), self.metric, self.strength),
+            Hold(PresentBatch(), self.metric, self.present_strength),
+            Hold(Remembered(max(1, self.points_per_step // 2)), Labels(), self.label_strength),
+        )
+
+    def state_dict(self) -> State:
+        return {"settings": {name: getattr(self, name) for name in SETTINGS}, **super().state_dict()}
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        model: nn.Module,
+        likelihood: Likelihood | None = None,
+        metric: Pointwise | None = None,
+    ) -> "MixedPast":
+        """What `save` wrote, for the same model. A metric, or a likelihood of your own, is given again."""
+
+        def make(state: State, likelihood: Likelihood) -> "MixedPast":
+            settings = field(state, "settings", dict)
+            try:
+                return cls(model, likelihood, metric=metric, **{name: settings.get(name) for name in SETTINGS})
+            except FrompError as error:
+                raise CheckpointError(f"the saved settings are wrong: {error} Restore the folder.") from error
+
+        return cls._loaded(path, model, likelihood, make)

@@ -1,0 +1,138 @@
+"""How much a network knows at an input: its GP with the memory as data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from fromp import gp
+from fromp.derivatives.budget import MEMORY_BUDGET
+from fromp.derivatives.model import Head, Weights, evaluating, outputs
+from fromp.foundation import inputs
+from fromp.foundation.errors import DataError, FrompError
+from fromp.foundation.inputs import Inputs, is_constant
+from fromp.likelihoods import Gaussian, Likelihood
+from fromp.memory import Memory
+
+AS_IT_IS = Gaussian()  # m = f: the kernel of the outputs themselves
+
+
+class Latent(NamedTuple):
+    """The GP's belief about the outputs: f and its variance, both (b, c)."""
+
+    mean: Tensor
+    variance: Tensor
+
+
+class Interval(NamedTuple):
+    """Where a label lies with a stated probability: both (b, c)."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+@final
+class Uncertainty:
+    """f | memory, of the network made linear at its present weights w, with w' ~ N(w, v):
+
+        s2_c(x) = k(x, x) - k(x, M) (k(M, M) + 1 / Lambda_cc)^-1 k(M, x),  k = J Diag(v) J', one GP for each output
+
+    It is small near what is remembered and grows away from it. `FROMP.uncertainty` makes one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        memories: Sequence[Memory],
+        variance: Weights,
+        head: Head,
+        prepare: Callable[[Any], Inputs],
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        self._model, self._likelihood, self._variance, self._head = model, likelihood, variance, head
+        self._prepare, self._memory_budget = prepare, memory_budget
+        self._points = _joined(memories)
+        with evaluating(model), torch.no_grad():
+            f = torch.cat([outputs(model, points, head) for points in self._points])
+        self._root = _precision(likelihood, f).sqrt().T.double()  # (c, i)
+        rows = [torch.cat([self._kernel(left, right) for right in self._points], -1) for left in self._points]
+        k = torch.cat(rows, -2)
+        whole = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + self._weighted(k)
+        self._factor = torch.linalg.cholesky(whole)  # of I + Lambda^1/2 k Lambda^1/2, which is never singular
+
+    def latent(self, x: Any) -> Latent:
+        """f(x) and s2(x): (b, c), (b, c)."""
+        x = self._prepare(x)
+        f, own = gp.marginals(self._model, x, AS_IT_IS, self._variance, self._head, self._memory_budget)
+        across = (
+            torch.cat([self._kernel(points, x) for points in self._points], -2) * self._root[..., None]
+        )  # (c, i, b)
+        known = torch.linalg.solve_triangular(self._factor, across, upper=False).square().sum(-2).T
+        return Latent(f, (own.double() - known).clamp_min(0).to(f.dtype))
+
+    def novelty(self, x: Any) -> Tensor:
+        """How little is known at x, from 0 to 1, to rank inputs by: `Likelihood.novelty`, (b,)."""
+        return self._likelihood.novelty(*self.latent(x))
+
+    def interval(self, x: Any, level: float = 0.9, noise: float | None = None) -> Interval:
+        """f(x) -+ z sqrt(s2(x) + noise), which holds the label with probability `level`: for regression.
+
+        noise: the variance of labels around the true function, that of the `Gaussian` unless given. The mean squared
+        error on held-out data is a good one.
+        """
+        if not isinstance(self._likelihood, Gaussian):
+            raise FrompError(
+                f"intervals are for Gaussian(), and the likelihood is {type(self._likelihood).__name__}()."
+            )
+        if not 0 < level < 1:
+            raise FrompError(f"level={level} is not a probability between 0 and 1, such as 0.9.")
+        if noise is not None and not noise > 0:
+            raise FrompError(f"noise={noise} must be positive: it is the variance of the labels.")
+        f, variance = self.latent(x)
+        z = 2**0.5 * float(torch.erfinv(torch.tensor(level, dtype=torch.double)))
+        reach = z * (variance + (self._likelihood.noise(f) if noise is None else noise)).sqrt()
+        return Interval(f - reach, f + reach)
+
+    def _kernel(self, x: Inputs, z: Inputs) -> Tensor:
+        if x is z:
+            return gp.kernel(self._model, x, AS_IT_IS, self._variance, self._head, self._memory_budget)
+        return gp.cross_kernel(self._model, x, z, AS_IT_IS, self._variance, self._head, self._memory_budget)
+
+    def _weighted(self, k: Tensor) -> Tensor:
+        return self._root[:, :, None] * k * self._root[:, None, :]
+
+
+def those_of(memories: Sequence[Memory], head: Head, keywords: Mapping[str, Any]) -> list[Memory]:
+    """The memories that say something of a head; an error if there are none."""
+    found = [memory for memory in memories if _covers(memory.head, head) and _constants(memory.inputs) == keywords]
+    if not found:
+        known = ", ".join(sorted({str(list(memory.head)) if memory.head else "all" for memory in memories}))
+        raise DataError(
+            f"nothing is remembered of head {'all' if head is None else list(head)}"
+            + "".join(f", {name}={value!r}" for name, value in keywords.items())
+            + (f"; the memory is of {known}." if memories else "; call end_task first.")
+        )
+    return found
+
+
+def _covers(theirs: Head, head: Head) -> bool:
+    return theirs is None or (head is not None and set(head) <= set(theirs))
+
+
+def _constants(x: Inputs) -> dict[str, Any]:
+    return {name: part for name, part in x.items() if is_constant(part)} if isinstance(x, Mapping) else {}
+
+
+def _joined(memories: Sequence[Memory]) -> list[Inputs]:
+    """The remembered inputs, those of one shape in one piece."""
+    groups: dict[tuple, list[Inputs]] = {}
+    for memory in memories:
+        groups.setdefault(inputs.signature(memory.inputs), []).append(memory.inputs)
+    return [inputs.concatenate(group) for group in groups.values()]
+
+
+def _precision(likelihood: Likelihood, f: Tensor) -> Tensor:
+    """Lambda_cc, the precision with which a label fixes each output: (b, c)."""
+    return likelihood.hessian(f).diagonal(dim1=-2, dim2=-1)
