@@ -1,0 +1,57 @@
+"""Avalanche: a plugin, recognised by its methods, so that Avalanche need not be imported."""
+
+from typing import Any, final
+
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from fromp.derivatives.model import bare
+from fromp.foundation.errors import FrompError
+from fromp.integrations.part import part_of
+from fromp.regulariser import Regulariser
+
+
+class RegulariserPlugin:
+    """Adds the penalty to the loss of every minibatch, and ends the task after each experience.
+
+        reg = FROMP(model, Categorical())
+        Naive(model=model, optimizer=optimizer, criterion=criterion, plugins=[RegulariserPlugin(reg)])
+
+    how: further arguments of `end_task`.
+    """
+
+    supports_distributed = True
+
+    def __init__(self, regulariser: Regulariser, **how: Any) -> None:
+        self.regulariser, self._how = regulariser, how
+
+    def before_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """The strategy's loss is that of its minibatch; it calls this just before it goes back."""
+        held: nn.Module = bare(self.regulariser.model)
+        if bare(strategy.model) is not held:
+            raise FrompError(
+                f"the strategy trains a {type(strategy.model).__name__} that is not the regulariser's model; give both "
+                "the same one."
+            )
+        strategy.loss = strategy.loss + self.regulariser.penalty()
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """The experience's own data are the task, without what other plugins have mixed in, such as replay."""
+        self.regulariser.end_task(
+            part_of(DataLoader(Pairs(strategy.experience.dataset)), self.regulariser), **self._how
+        )
+
+
+@final
+class Pairs(Dataset):
+    """Inputs and labels of a dataset that gives task labels, or more, behind them."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        x, y, *_ = self._dataset[index]
+        return x, y

@@ -1,0 +1,75 @@
+"""Lightning: a callback adds the penalty, ends the task when a fit has ended, and travels with the checkpoints."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fromp.derivatives.model import device_of, dtype_of
+from fromp.foundation.errors import CheckpointError, FrompError, install
+from fromp.foundation.state import State
+from fromp.integrations.part import part_of
+from fromp.regulariser import FROMP, Regulariser
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ImportError as error:
+    raise FrompError(f"Lightning is not installed; {install('lightning')}.") from error
+
+
+class RegulariserCallback(Callback):
+    """Adds `reg.penalty()` to the loss of every step, and ends the task when `trainer.fit` has trained to its end.
+
+        reg = FROMP(module.network, Categorical())
+        Trainer(callbacks=[RegulariserCallback(reg)]).fit(module, loader)
+
+    how: further arguments of `end_task`, such as head=[2, 3].
+
+    With `automatic_optimization=False` each `manual_backward` adds the penalty.
+    """
+
+    def __init__(self, regulariser: Regulariser, **how: Any) -> None:
+        self.regulariser, self._how = regulariser, how
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What is kept goes where the Trainer has brought the model, and has its precision."""
+        if isinstance(self.regulariser, FROMP):
+            model = self.regulariser.model
+            self.regulariser.to(device_of(model), dtype_of(model))
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Add the penalty in place, in the units of the loss: divided by the accumulated batches, scaled for fp16."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        share = 1 / trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1.0
+        penalty = self.regulariser.penalty()
+        loss.add_(share * (penalty if scaler is None else scaler.scale(penalty)))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The training data of this fit are a task; an interrupted fit does not come here."""
+        data: Any = trainer.train_dataloader
+        if isinstance(data, DataLoader):  # end_task names what anything else is
+            data = part_of(data, self.regulariser, trainer.precision_plugin.convert_input)
+        self.regulariser.end_task(data, **self._how)
+
+    def state_dict(self) -> State:
+        """What the checkpoint keeps of it: the state of the regulariser."""
+        return self.regulariser.state_dict()
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Called by `trainer.fit(..., ckpt_path=...)`."""
+        self.regulariser.load_state_dict(state_dict)
+
+    def load_from_checkpoint(self, path: str | os.PathLike) -> "RegulariserCallback":
+        """What a checkpoint keeps, beside `LightningModule.load_from_checkpoint`, which reads the weights alone."""
+        try:
+            kept = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
+        except Exception as error:  # torch names a damaged file in many ways
+            raise CheckpointError(f"cannot read {path} ({error}); give a checkpoint of Lightning.") from error
+        if self.state_key not in kept:
+            raise CheckpointError(
+                f"{path} holds no memory: it was saved without this callback. It holds the callbacks {sorted(kept)}."
+            )
+        self.load_state_dict(kept[self.state_key])
+        return self

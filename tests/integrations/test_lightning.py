@@ -1,0 +1,141 @@
+"""Lightning's loop, with the callback, ends with the bits of the loop by hand."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from oracles import stream
+
+from fromp import CheckpointError
+
+pytestmark = pytest.mark.slow
+
+
+def module(network):
+    from lightning.pytorch import LightningModule
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def training_step(self, batch):
+            x, y = batch
+            return F.cross_entropy(self.network(x), y)
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.network.parameters(), stream.LR)
+
+    return Module()
+
+
+def trainer(folder, *callbacks, **options):
+    from lightning.pytorch import Trainer
+
+    options = {"max_epochs": stream.EPOCHS, "accelerator": "cpu", "devices": 1, **options}
+    return Trainer(
+        default_root_dir=folder, callbacks=list(callbacks), logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulated": 3}, {"clip": 0.05}, {"accumulated": 2, "clip": 0.1}], ids=str)
+def test_the_bits_of_the_loop_by_hand(tmp_path, options):
+    from fromp.integrations.lightning import RegulariserCallback
+
+    expected = stream.network()
+    kept = stream.by_hand(expected, **options)
+    network = stream.network()
+    reg = stream.regulariser(network)
+    for k in range(stream.TASKS):
+        trainer(
+            tmp_path,
+            RegulariserCallback(reg),
+            accumulate_grad_batches=options.get("accumulated", 1),
+            gradient_clip_val=options.get("clip"),
+        ).fit(module(network), stream.loader(k))
+    stream.assert_equal(network, expected)
+    stream.assert_same_memory(reg, kept)
+
+
+def test_double_precision(tmp_path):
+    """The first fit is in single precision: what is kept follows the model."""
+    from fromp.integrations.lightning import RegulariserCallback
+
+    network = stream.network()
+    reg = stream.regulariser(network)
+    for k in range(2):
+        trainer(tmp_path, RegulariserCallback(reg), precision=["32-true", "64-true"][k]).fit(
+            module(network), stream.loader(k)
+        )
+    assert reg.memories[1].inputs.dtype == torch.float64
+    assert all(value < 0.2 for value in reg.drift())
+
+
+def test_heads_are_passed_on(tmp_path):
+    from fromp.integrations.lightning import RegulariserCallback
+
+    network = stream.network()
+    reg = stream.regulariser(network)
+    trainer(tmp_path, RegulariserCallback(reg, head=[2, 0, 1])).fit(module(network), stream.loader(0))
+    assert reg.memories[0].head == (2, 0, 1)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_checkpoint_within_a_task_carries_the_memory(tmp_path):
+    """A fit that stops in the second task goes on from its checkpoint, in new objects, and ends as if it had not."""
+    from lightning.pytorch.callbacks import Callback
+
+    from fromp.integrations.lightning import RegulariserCallback
+
+    expected = stream.network()
+    kept = stream.by_hand(expected, tasks=2)
+    network = stream.network()
+    reg = stream.regulariser(network)
+    trainer(tmp_path, RegulariserCallback(reg)).fit(module(network), stream.loader(0))
+
+    class Interrupt(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / "half.ckpt")
+            raise Stop
+
+    with pytest.raises(Stop):
+        trainer(tmp_path, RegulariserCallback(reg), Interrupt()).fit(module(network), stream.loader(1))
+    assert len(reg.memories) == 1  # what was interrupted is no finished task
+
+    fresh = copy.deepcopy(stream.network())
+    other = stream.regulariser(fresh)
+    trainer(tmp_path, RegulariserCallback(other)).fit(
+        module(fresh), stream.loader(1), ckpt_path=tmp_path / "half.ckpt", weights_only=True
+    )
+    stream.assert_equal(fresh, expected)
+    stream.assert_same_memory(other, kept)
+
+
+def test_load_from_checkpoint_brings_the_memory_back(tmp_path):
+    from fromp.integrations.lightning import RegulariserCallback
+
+    network = stream.network()
+    reg = stream.regulariser(network)
+    fit = trainer(tmp_path, RegulariserCallback(reg))
+    fit.fit(module(network), stream.loader(0))
+    fit.save_checkpoint(tmp_path / "end.ckpt")
+    loaded = stream.network()
+    loaded.load_state_dict(network.state_dict())
+    other = stream.regulariser(loaded)
+    RegulariserCallback(other).load_from_checkpoint(tmp_path / "end.ckpt")
+    stream.assert_same_memory(other, reg)
+    assert other.penalty().item() == 0
+
+    bare = trainer(tmp_path)
+    bare.fit(module(network), stream.loader(0))
+    bare.save_checkpoint(tmp_path / "bare.ckpt")
+    with pytest.raises(CheckpointError, match="holds no memory: it was saved without this callback"):
+        RegulariserCallback(other).load_from_checkpoint(tmp_path / "bare.ckpt")
+    (tmp_path / "damaged.ckpt").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"cannot read .*damaged.ckpt"):
+        RegulariserCallback(other).load_from_checkpoint(tmp_path / "damaged.ckpt")
