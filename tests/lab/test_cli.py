@@ -11,8 +11,8 @@ from fromp import __version__
 from fromp.foundation.errors import FrompError
 from fromp.lab import cli
 from fromp.lab.cli import main
-from fromp.lab.engine.console import PlainConsole, printable
 from fromp.lab.engine.run import Interrupted, Run
+from fromp.learn.console import PlainConsole, printable
 
 QUICK = ["--tasks", "1", "--epochs", "1"]
 COMMANDS = ["run", "compare", "tune", "reproduce", "report", "bench", "detect", "list", "data"]

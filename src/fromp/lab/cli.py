@@ -1,64 +1,29 @@
 """The command line: every command is a function, its options are the function's arguments."""
 
-import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, Group, Parameter
 from cyclopts.types import NonNegativeFloat, PositiveInt, UInt32
 
-from fromp import __version__
 from fromp.foundation.errors import FrompError
-from fromp.lab.engine.console import PlainConsole, download_bar, printable
+from fromp.lab.engine.console import download_bar
+from fromp.learn.cli import app, main, parse, print_json
+from fromp.learn.console import PlainConsole, printable
 
 if TYPE_CHECKING:  # a command imports what it needs: `fromp --help` does not wait for torch
     from fromp.lab.engine.jobs import Execution
     from fromp.lab.results.plan import Plan
 
-app = App(
-    name="fromp",
-    version=f"fromp {__version__}",
-    help="""Continual learning by functional regularisation of memorable past.
+__all__ = ["app", "main", "parse"]
 
-    A first run, of half a minute: `fromp run toy`. Options and examples of a command: `fromp COMMAND --help`.""",
-    help_format="markdown",
-    default_parameter=Parameter(negative="", allow_repeating=True, show_default=lambda value: value or None),
-)
-app.register_install_completion_command(help="Install completion of commands, options and names for your shell.")
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 2 if an input is wrong, 130 or 143 after an interruption."""
-    try:
-        command, arguments = parse(sys.argv[1:] if words is None else words)
-        return command(*arguments.args, **arguments.kwargs) or 0
-    except FrompError as error:
-        return _fail(str(error))
-    except OSError as error:
-        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; give another path.")
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-
-
-def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], inspect.BoundArguments]:
-    """The function that a command line calls and its arguments; an error if the line is wrong."""
-    try:
-        command, arguments, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        chain = " ".join(("fromp", *(error.command_chain or ())))
-        raise FrompError(f"{error} `{chain} --help` shows what there is.") from error
-    return command, arguments
-
-
-def _fail(message: str, code: int = 2) -> int:
-    print(f"fromp: {printable(message)}", file=sys.stderr)
-    return code
+app.group_commands = Group("Benchmarks and methods: the laboratory", sort_key=2)
 
 
 def _names_in(module: str, registry: str) -> Callable[[Any], dict[str, str]]:
@@ -198,7 +163,7 @@ def run(
         return code
     found, page = store.read(out), report.write(out)
     if json:
-        return _print_json({**_recorded(out), "report": str(page)})
+        return print_json({**_recorded(out), "report": str(page)})
     shown = next(result for result in found.seeds if result.seed == seeds[0])
     console.print(matrix_table(shown.accuracy).terminal(f"seed {shown.seed}: accuracy after each task, %"))
     if shown.boundaries is not None:
@@ -247,7 +212,7 @@ def compare(
     page = report.write(out)
     if json:
         results = [_recorded(out / name) for name in names]
-        return _print_json({"results": results, "folder": str(out), "report": str(page)})
+        return print_json({"results": results, "folder": str(out), "report": str(page)})
     console.print(results_table([store.read(out / name) for name in names]).terminal(benchmark))
     console.print(f"report: {page}", soft_wrap=True)
     return 0
@@ -403,7 +368,7 @@ def list_(*, json: bool = False, plugin: Plugins = ()) -> int:
              "needs_task_at_test": card.needs_task_at_test} for name, card in METHODS.items()
         ]  # fmt: skip
         benchmarks = [{"name": name, "title": benchmark.title} for name, benchmark in BENCHMARKS.items()]
-        return _print_json({"benchmarks": benchmarks, "methods": methods})
+        return print_json({"benchmarks": benchmarks, "methods": methods})
     console = PlainConsole()
     console.print("benchmarks", style="bold")
     for name, benchmark in BENCHMARKS.items():
@@ -460,8 +425,3 @@ def _names(text: str) -> list[str]:
 def _recorded(folder: Path) -> dict[str, Any]:
     """What results.json says, and where it is."""
     return {**json.loads((folder / "results.json").read_text()), "folder": str(folder)}
-
-
-def _print_json(value: Any) -> int:
-    print(json.dumps(value, indent=1))
-    return 0

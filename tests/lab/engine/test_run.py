@@ -181,10 +181,13 @@ def test_the_script_that_kills_runs_can_be_started():
     )
 
 
-@pytest.mark.parametrize("method", ["fromp", "ewc", "si", "der++", "functional-l2"])
+@pytest.mark.parametrize(
+    "method", ["fromp", "ewc", "si", "der++", "functional-l2", "vcl", "vcl-coreset", "frcl-random", "separate"]
+)
 def test_a_damaged_checkpoint_is_refused_or_harmless(tmp_path, method):
     """With hashes that fit: our error, or a run that ends; never another error, nor the end of the interpreter."""
-    plan = Plan.of("toy", method, tasks=2, epochs=1, batch_size=1500)
+    few = {"coreset_epochs": 1} if method == "vcl-coreset" else {}
+    plan = Plan.of("toy", method, tasks=2, epochs=1, batch_size=1500, **few)
     for progress in Run(plan, BENCHMARKS["toy"], 0, tmp_path).learn(checkpoint_seconds=0):
         if (progress.task, progress.step) == (1, 2):
             break

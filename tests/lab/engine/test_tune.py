@@ -15,7 +15,7 @@ from fromp.lab.results import selection
 def test_tuning_tries_every_combination_on_held_out_data_and_goes_on(tmp_path, capsys):
     arguments = ["tune", *SHORT, "--grid", "tau=0.1,10", "--grid", "lr=0.01,0.0001", "--out", str(tmp_path)]
     assert main(arguments) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ tau")]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tau-")]
     found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/results.json")}
     assert set(found) == {f"tau-{tau}-lr-{lr}" for tau in ("0.1", "10") for lr in ("0.01", "0.0001")}
     assert all(one["settings"]["validation"] == 0.1 for one in found.values())
@@ -44,18 +44,18 @@ def test_tuning_goes_on_when_a_candidate_fails(tmp_path, capsys):
     said = capsys.readouterr()
     assert "1/2  failed: memory_size=1 is smaller than" in said.err
     assert "memory-1," in said.err
-    assert next(line for line in said.out.splitlines() if "│ memory" in line).startswith("│ memory-10 ")
+    assert next(line for line in said.out.splitlines() if line.startswith("memory-")).startswith("memory-10 ")
 
 
 def test_a_long_run_among_many_says_where_it_stands(tmp_path, capsys, monkeypatch):
     arguments = ["tune", "toy", "--tasks", "2", "--epochs", "2", "--grid", "tau=0.1,10", "--out"]
     monkeypatch.setattr(watch, "EVERY_SECONDS", math.inf)
     assert main([*arguments, str(tmp_path / "short")]) == 0
-    assert "task ends in" not in capsys.readouterr().out
+    assert "epoch" not in capsys.readouterr().out
     monkeypatch.setattr(watch, "EVERY_SECONDS", 0.0)
     assert main([*arguments, str(tmp_path / "quiet"), "--quiet"]) == 0
-    assert "task ends in" not in capsys.readouterr().out
+    assert "epoch" not in capsys.readouterr().out
     assert main([*arguments, str(tmp_path / "long")]) == 0
-    told = [line.split("  loss")[0].strip() for line in capsys.readouterr().out.splitlines() if "task ends in" in line]
+    told = [line.split("  loss")[0].strip() for line in capsys.readouterr().out.splitlines() if "epoch" in line]
     assert told[0] == "1/2  task 1/2  epoch 1/2"
-    assert told[-1] == "2/2  task 2/2  epoch 2/2"
+    assert told[-1].startswith("2/2  task 2/2  epoch 2/2")

@@ -6,7 +6,7 @@ from oracles.small import data, network
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fromp import FROMP, Categorical, IdentityKernel, Regulariser
+from fromp import FROMP, Categorical, IdentityKernel, MixedPast, Regulariser
 from fromp.foundation import storage
 from fromp.lab.methods.quadratic import DLP, EWC
 from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
@@ -20,6 +20,9 @@ REGULARISERS = {
     "si": lambda model: SI(model, Categorical(), 10.0, 1e-3),
     "functional-l2": lambda model: FunctionalL2(model, Categorical(), 6, 0.1, 0),
     "replay": lambda model: Replay(model, Categorical(), 6, 6, 1.0, 0),
+    "mixed-past": lambda model: MixedPast(
+        model, Categorical(), 6, 0.1, 0.1, label_strength=0.1, weight_strength=1.0, points_per_step=8
+    ),
     "der++": lambda model: DERpp(model, Categorical(), 6, 6, 1.0, 1.0, 0),
 }
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from fromp import Bernoulli, Categorical, FrompError, Gaussian
-from fromp.foundation.errors import DataError
+from fromp.foundation.errors import FrompWarning
 from fromp.foundation.examples import TensorExamples
 from fromp.lab.methods.frcl import FRCL, LastLayer, exchange
 
@@ -281,15 +281,16 @@ def test_training_before_a_task_begins():
 
 
 def test_an_error_at_a_tasks_end_changes_nothing():
-    frcl = method(network(), memory=50)
+    frcl = method(network(), memory=40, jitter=1e-30)  # more points than features
     before = frcl.state_dict()["generator"]
-    with pytest.raises(DataError, match="memory_size=50 is larger than the task's 12 examples"):
-        frcl.end_task((randn(12, 3), torch.arange(12) % 2))
+    with pytest.raises(FrompError, match="use a jitter well above"):
+        frcl.end_task((randn(60, 3), torch.arange(60) % 2))
     assert (frcl.memories, frcl.past) == ([], [])
     assert torch.equal(frcl.state_dict()["generator"], before)
 
 
-def test_more_points_than_features_and_too_little_jitter():
-    frcl = method(network(), memory=40, jitter=1e-30)
-    with pytest.raises(FrompError, match="use a jitter well above"):
-        frcl.end_task((randn(60, 3), torch.arange(60) % 2))
+def test_a_task_smaller_than_the_memory_is_kept_whole():
+    frcl = method(network(), memory=50, search=20)
+    with pytest.warns(FrompWarning, match="memory_size=50 is larger than the task's 12 examples; all of them"):
+        frcl.end_task((randn(12, 3), torch.arange(12) % 2))
+    assert sorted(frcl.memories[0].indices.tolist()) == list(range(12))

@@ -4,11 +4,10 @@ import pytest
 import torch
 from oracles.small import HEADS, data, move, network
 
-from fromp import FROMP, Categorical, Gaussian
+from fromp import FROMP, Categorical, Gaussian, IdentityKernel
 from fromp.lab.methods.base import mean_nll
 from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
 from fromp.memory import random_score
-from fromp.prior import IdentityKernel
 
 
 def test_functional_l2_is_fromp_with_the_identity_for_kernel():

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import tomllib
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from oracles.browser import look, needs_browser
 
+import fromp
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
 from fromp.lab import cli, data, report
@@ -103,10 +105,19 @@ def test_it_shows_everything_and_nests(out):
     assert "bands are one standard error" in found.text
     assert "paper: 99.9 ± 0.0 %" in found.text
     assert "epochs = 1" in found.text  # is not the benchmark's own, and so not the paper's
-    assert found.count("img", class_="chart") == 4
+    assert found.count("img", class_="chart") == 3
     assert found.count("img", alt="decision boundary after task 2") == 1
     assert found.count("input", type="range", max="2") == 1
     assert found.count("a", href="./results.json") == 1
+
+
+def test_it_says_what_made_it_and_what_the_numbers_mean(out):
+    found = page(out)
+    assert f"Made by fromp {fromp.__version__}, {date.today().isoformat()}" in found.text
+    assert "fromp run toy-less-data --method fromp" in found.text
+    assert "--set epochs=1" in found.text
+    assert "below zero, tasks were forgotten" in found.text
+    assert "Accuracy is that on the training data" in found.text
 
 
 def test_it_refers_to_nothing_outside(out):
@@ -144,7 +155,7 @@ def test_without_snapshots_it_says_so(out):
     found = page(out)
     assert "snapshots taken after each task are not beside" in found.text
     assert found.count("input") == 0
-    assert found.count("img", class_="chart") == 4
+    assert found.count("img", class_="chart") == 3
 
 
 def test_snapshots_of_another_network_are_told(out):
@@ -200,7 +211,7 @@ def test_where_only_the_last_task_was_trained_there_is_a_matrix_and_no_history(o
     assert "Accuracy matrix" in found.text
     assert found.text.count("task 1, not trained") == 1
     assert "task 2, not trained" not in found.text
-    for missing in ("Accuracy over time", "Forgetting", "Backward transfer"):
+    for missing in ("Accuracy over time", "Backward transfer"):
         assert missing not in found.text
     both = tmp_path / "both"
     for name in ("one", "other"):
@@ -272,7 +283,7 @@ def test_a_report_needs_no_dataset(tmp_path, monkeypatch):
 def test_figures_follow_the_readers_colours(out):
     report.write(out)
     addresses = re.findall(r'data:image/svg\+xml;base64,([^"]+)', (out / "report.html").read_text())
-    assert len(addresses) == 4
+    assert len(addresses) == 3
     for figure in map(base64.b64decode, addresses):
         assert b"prefers-color-scheme: dark" in figure
         assert b"currentColor" in figure
@@ -416,5 +427,5 @@ def test_every_template_is_in_the_wheel():
     package = root / "src" / "fromp"
     packed = {path for pattern in wanted for path in package.glob(pattern)}
     others = {path for path in package.rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert len(list(package.rglob("*.html"))) == 4
+    assert len(list(package.rglob("*.html"))) == 5
     assert others <= packed

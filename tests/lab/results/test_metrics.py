@@ -1,11 +1,13 @@
 """Numbers of an accuracy matrix, worked out by hand."""
 
+import io
 from dataclasses import asdict
 
 import pytest
+from rich.console import Console
 
 from fromp.lab.results import metrics
-from fromp.lab.results.format import about, deviation, duration, matrix_table, percent
+from fromp.lab.results.format import Table, about, deviation, duration, matrix_table, percent
 
 MATRIX = [[0.9], [0.8, 1.0], [0.7, 0.9, 0.6]]
 
@@ -44,3 +46,12 @@ def test_a_matrix_as_a_table_has_an_empty_row_where_nothing_was_trained():
     assert table.rows == [["task 1", "", "", ""], ["task 2", "50.0", "100.0", "75.00"]]
     assert table.csv() == "after,task 1,task 2,average\ntask 1,,,\ntask 2,50.0,100.0,75.00\n"
     assert table.markdown().splitlines()[1] == "|---|---:|---:|---:|"
+
+
+def test_a_table_of_results_fits_eighty_columns_with_every_number_whole():
+    heads = ("method", "average accuracy", "paper", "backward transfer", "forgetting", "seeds", "time per seed")
+    rows = [["vcl-memorable", "61.59 ± 0.31", "99.6 ± 0.2", "-44.18 ± 1.21", "44.18 ± 1.21", "10", "3.1 min"]]
+    file = io.StringIO()
+    Console(file=file, width=80).print(Table(heads, rows).terminal("toy"))
+    assert all(len(line.rstrip()) <= 80 for line in file.getvalue().splitlines())
+    assert all(cell in file.getvalue() for cell in rows[0])

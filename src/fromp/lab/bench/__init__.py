@@ -12,10 +12,10 @@ from fromp.lab.bench.cases import PAST_TASKS, SETTINGS, THREADS
 from fromp.lab.bench.memory import CASES, peak_memory
 from fromp.lab.bench.steps import method_costs, step_costs
 from fromp.lab.bench.task_end import curvature_costs, engine_cost
-from fromp.lab.engine.console import printable
 from fromp.lab.engine.threads import keep_memory
 from fromp.lab.report.figures import cost, style
 from fromp.lab.results.environment import environment
+from fromp.learn.console import printable
 
 
 def main(out: Path, quick: bool = False) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from fromp import gp
 from fromp.derivatives.budget import points_per_pass
 from fromp.derivatives.model import evaluating
-from fromp.lab.benchmarks.networks import cifar_cnn, initialise, mlp
+from fromp.lab.benchmarks.networks import cifar_cnn
+from fromp.learn.networks import initialise, mlp
 from fromp.likelihoods import Categorical
 from fromp.memory import Memory
-from fromp.prior import Anchor, FullKernel, FunctionalPrior
+from fromp.metrics.full_kernel import FullKernel
+from fromp.prior import Anchor, FunctionalPrior
 
 POINTS, CLASSES = 200, 10
 
@@ -47,7 +49,7 @@ class Case:
             with evaluating(self.model), torch.no_grad():
                 mean = gp.mean(self.model, memory.inputs, Categorical()).T.contiguous()
             anchors.append(Anchor(memory, mean, FullKernel((root @ root.mT)[None])))
-        return FunctionalPrior(anchors, Categorical(), CLASSES, self.points_per_pass())
+        return FunctionalPrior(anchors, Categorical(), self.points_per_pass())
 
 
 SETTINGS: dict[str, Callable[[], Case]] = {

@@ -18,7 +18,6 @@ from fromp.foundation.examples import Batch
 from fromp.foundation.state import State
 from fromp.lab import data
 from fromp.lab.benchmarks.catalogue import PAIRS, require_known
-from fromp.lab.benchmarks.networks import initialise, mlp
 from fromp.lab.benchmarks.streams import Permuted, Rotated, Split, Stream, output_a_class
 from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine.fit import accuracy, hash_seed
@@ -29,6 +28,7 @@ from fromp.lab.methods.fromp import CARD
 from fromp.lab.results import metrics
 from fromp.lab.results.environment import environment
 from fromp.lab.results.plan import Plan
+from fromp.learn.networks import initialise, mlp
 from fromp.likelihoods import Categorical
 from fromp.regulariser import FROMP
 from fromp.taskfree.detectors import Calibrated, Detector, Evidence, Verdict, Welch

@@ -10,7 +10,7 @@ from fromp.derivatives.model import detached, trainable
 from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
 from fromp.lab.bench.cases import POINTS, SETTINGS, THREADS, Case
-from fromp.lab.bench.steps import fromp_step, plain_step, slow_step
+from fromp.lab.bench.steps import fromp_step, one_graph_step, plain_step, slow_step
 from fromp.lab.bench.timing import in_a_process
 from fromp.likelihoods import Categorical
 
@@ -24,7 +24,7 @@ def print_growth(name: str, case: str) -> None:
     """Print the growth of the peak memory, in MB, when `case` runs once."""
     torch.set_num_threads(THREADS[name])
     setting = SETTINGS[name]()
-    prepared = CASES[case](setting)
+    prepared = (CASES | ONCE)[case](setting)
     before = _peak(reset=True)
     prepared()
     print((_peak() - before) / 1024)
@@ -64,6 +64,11 @@ def _case_kernel(setting: Case) -> Callable[[], object]:
     return lambda: gp.kernel(setting.model, x, Categorical(), variance)
 
 
+def _case_one_graph(setting: Case) -> Callable[[], object]:
+    x, y, prior = setting.images(setting.batch_size), setting.labels(setting.batch_size), setting.prior(5)
+    return lambda: one_graph_step(setting, x, y, prior)
+
+
 CASES: dict[str, Callable[[Case], Callable[[], object]]] = {
     "plain step": _case_plain,
     "fromp step, 5 past tasks": _case_fromp,
@@ -71,3 +76,4 @@ CASES: dict[str, Callable[[Case], Callable[[], object]]] = {
     "ggn, 2000 examples": _case_ggn,
     "kernel, 200 points": _case_kernel,
 }
+ONCE: dict[str, Callable[[Case], Callable[[], object]]] = {"fromp step in one graph": _case_one_graph}  # no column

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from fromp.derivatives.model import evaluating
+from fromp.foundation.collectives import ALONE
 from fromp.foundation.examples import TensorExamples
 from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS, Case
 from fromp.lab.bench.timing import interleaved
@@ -18,7 +20,8 @@ from fromp.lab.methods import METHODS
 from fromp.lab.methods.base import HeadBatch, Method
 from fromp.lab.methods.bounds import FINETUNE
 from fromp.lab.results.plan import Plan
-from fromp.prior import FullKernel, FunctionalPrior
+from fromp.metrics.full_kernel import FullKernel
+from fromp.prior import FunctionalPrior
 
 
 def step_costs(name: str, tasks: tuple[int, ...], repetitions: int) -> Iterator[dict[str, Any]]:
@@ -82,6 +85,16 @@ def fromp_step(setting: Case, x: Tensor, y: Tensor, prior: FunctionalPrior, task
     setting.optimizer.zero_grad()
     loss = F.cross_entropy(setting.model(x), y) + 0.5 * prior.squared_distance(setting.model, tasks)
     loss.backward()
+    setting.optimizer.step()
+
+
+def one_graph_step(setting: Case, x: Tensor, y: Tensor, prior: FunctionalPrior) -> None:
+    """The same with the graphs of all blocks at once, as plain autograd would have it."""
+    setting.optimizer.zero_grad()
+    loss = F.cross_entropy(setting.model.train()(x), y)
+    with evaluating(setting.model):
+        shares = [block.squared_distance(setting.model, prior.likelihood, ALONE) for block in prior.blocks]
+    (loss + 0.5 * torch.stack(shares).sum()).backward()
     setting.optimizer.step()
 
 

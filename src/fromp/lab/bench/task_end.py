@@ -16,12 +16,12 @@ from fromp.gp import ggn_diagonal
 from fromp.lab.bench.cases import CLASSES, POINTS, SETTINGS
 from fromp.lab.bench.timing import interleaved
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
-from fromp.lab.benchmarks.networks import initialise
 from fromp.lab.benchmarks.streams import Permuted
 from fromp.lab.data.arrays import Arrays
 from fromp.lab.engine.run import Run
 from fromp.lab.methods.bounds import FINETUNE
 from fromp.lab.results.plan import Plan
+from fromp.learn.networks import initialise
 from fromp.likelihoods import Categorical
 from fromp.memory import assess, memorability
 
@@ -72,6 +72,7 @@ def engine_cost(repetitions: int) -> dict[str, Any]:
         model = initialise(lambda: plan.network.build(stream), 0)
         for index in range(3):
             x, y = stream.task(index).train.x, stream.task(index).train.y
+            assert isinstance(x, torch.Tensor)
             optimizer = torch.optim.Adam(model.parameters(), settings.lr, fused=True)
             for _ in range(settings.epochs):
                 for chosen in torch.randperm(len(y)).split(settings.batch_size):

@@ -7,7 +7,7 @@ from torch import nn
 
 from fromp.foundation.errors import FrompError
 from fromp.lab import data
-from fromp.lab.benchmarks.networks import MLP, CifarCNN, Network, initialise
+from fromp.lab.benchmarks.networks import MLP, CifarCNN, Network
 from fromp.lab.benchmarks.streams import (
     Concatenated,
     Heads,
@@ -23,6 +23,7 @@ from fromp.lab.benchmarks.streams import (
 from fromp.lab.benchmarks.toy import TOY_VARIATIONS, Blobs
 from fromp.lab.benchmarks.training import Training
 from fromp.lab.settings import require_known
+from fromp.learn.networks import initialise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +162,10 @@ _split_mnist(
     "split-mnist-small", "Split MNIST with one hidden layer of 100", hidden=(100,),
     training=replace(SPLIT_MNIST, lr=3e-4, clip_norm=0.3),
 )  # fmt: skip
-_split_mnist("split-mnist-domain", "the five pairs of digits with one head of two outputs", heads=one_head)
-_split_mnist("split-mnist-class", "the five pairs of digits with one head of ten outputs", heads=output_a_class)
+_split_mnist("split-mnist-domain", "the five pairs of digits with one head of two outputs", heads=one_head, memory=200)
+_split_mnist(
+    "split-mnist-class", "the five pairs of digits with one head of ten outputs", heads=output_a_class, memory=200
+)
 _split_mnist(
     "split-digits", "digits in five pairs, one head per task", "digits", hidden=(100, 100), memory=10,
     training=SPLIT_DIGITS,
@@ -177,6 +180,10 @@ _of_all_classes(
     lambda seed: Rotated(data.load("mnist"), [18.0 * task for task in range(10)], 10),
 )
 _split_mnist("split-fashion", "Fashion-MNIST in five pairs, one head per task", "fashion-mnist")
+_split_mnist(
+    "split-fashion-class", "the five pairs of Fashion-MNIST with one head of ten outputs", "fashion-mnist",
+    heads=output_a_class, memory=200,
+)  # fmt: skip
 _of_all_classes("permuted-fashion", "Fashion-MNIST under ten permutations", _permuted("fashion-mnist", 10))
 _split_cifar("split-cifar", "CIFAR-10, then five 10-class tasks from CIFAR-100, one head per task", 6, _both_cifars(6))
 _split_cifar("split-cifar-11", "CIFAR-10, then all of CIFAR-100", 11, _both_cifars(11))

@@ -1,8 +1,6 @@
-"""The paper's networks as values. Weights are drawn from a generator of their own, so that a seed means one network."""
+"""The paper's networks as values."""
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Protocol
 
 import torch
@@ -10,8 +8,7 @@ from torch import nn
 
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.settings import AtLeastOne, Listed, settings
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+from fromp.learn.networks import mlp
 
 
 class Network(Protocol):
@@ -45,15 +42,6 @@ class CifarCNN:
         return cifar_cnn(stream.num_outputs).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def mlp(num_inputs: int, hidden: Sequence[int], num_outputs: int, activation: str = "relu") -> nn.Module:
-    """A multi-layer perceptron on flattened inputs."""
-    sizes = [num_inputs, *hidden]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, nn.Linear(sizes[-1], num_outputs))
-
-
 def cifar_cnn(num_outputs: int) -> nn.Module:
     """The layers of `CifarCNN`."""
     return nn.Sequential(
@@ -65,13 +53,6 @@ def cifar_cnn(num_outputs: int) -> nn.Module:
         nn.Dropout(0.5),
         nn.Linear(512, num_outputs),
     )
-
-
-def initialise(network: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """The network with PyTorch's own initial weights for this seed; the global random state stays as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return network()
 
 
 def num_weights(model: nn.Module) -> int:

@@ -1,5 +1,6 @@
 """Labelled examples as tensors, already divided into training and test."""
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fromp.foundation.errors import DataError
+from fromp.reading.labels import third_of_five
 
 
 @dataclass(frozen=True)
@@ -29,34 +31,24 @@ def unit(pixels: Tensor) -> Tensor:
     return pixels.to(torch.float32) / 255 if pixels.dtype == torch.uint8 else pixels.to(torch.float32)
 
 
-def class_names(labels: Sequence[str | int]) -> tuple[str, ...]:
-    """The different labels in order: by value where all are whole numbers, else by alphabet."""
-    names = {str(label) for label in labels}
-    numbers = all(name.removeprefix("-").isdecimal() for name in names)
-    return tuple(sorted(names, key=int) if numbers else sorted(names))
-
-
 def numbered(labels: Sequence[str | int], names: tuple[str, ...]) -> Tensor:
     """Each label's place in `names`: int64 (n,)."""
     places = {name: index for index, name in enumerate(names)}
     unknown = {str(label) for label in labels} - places.keys()
     if unknown:
         raise DataError(
-            f"the test data have classes {sorted(unknown)} that the training data lack; "
-            f"training has {list(names)[:20]}."
+            f"the test data have classes {reprlib.repr(sorted(unknown))} that the training data lack; "
+            f"training has {reprlib.repr(list(names))}."
         )
     return torch.tensor([places[str(label)] for label in labels], dtype=torch.int64)
 
 
 def every_fifth(labels: Tensor, class_names: tuple[str, ...]) -> Tensor:
     """Which examples are for testing, the third of every five of each class in the order given: bool (n,)."""
-    test = torch.zeros(len(labels), dtype=torch.bool)
-    for label, name in enumerate(class_names):
-        members = (labels == label).nonzero().flatten()
-        if len(members) < 3:
-            raise DataError(
-                f"class {name!r} has {len(members)} examples and a test split needs at least 3; "
-                "add examples, or give training and test data separately."
-            )
-        test[members[2::5]] = True
-    return test
+    sizes = labels.bincount(minlength=len(class_names))
+    if len(small := (sizes < 3).nonzero().flatten()):
+        raise DataError(
+            f"class {class_names[int(small[0])]!r} has {int(sizes[small[0]])} examples and a test split needs at least "
+            "3; add examples, or give training and test data separately."
+        )
+    return third_of_five(labels)

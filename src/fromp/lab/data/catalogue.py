@@ -44,6 +44,8 @@ CIFAR100_TRAIN_DIGEST = "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5e
 CIFAR100_TEST_DIGEST = "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"
 
 PIXELS = 3 * 32 * 32  # of a CIFAR image
+BATCH = 10_000  # images in each of CIFAR-10's files
+LONGEST_LABELS = 2**20  # bytes of a list of CIFAR-10's labels
 
 CLOTHES = (
     "t-shirt",
@@ -106,9 +108,14 @@ def _cifar10_records(png: bytes, labels: bytes, first: int) -> bytes:
         from PIL import Image
     except ImportError as error:
         raise DataError(f"CIFAR-10 as pictures needs pillow; {install('lab')}.") from error
-    with Image.open(io.BytesIO(png)) as picture:
-        if (picture.width, picture.mode) != (32 * 32, "RGB"):
-            raise DataError(f"a picture {picture.width} wide of mode {picture.mode}, not {32 * 32} and RGB.")
+    if len(labels) > LONGEST_LABELS:
+        raise DataError(f"{len(labels)} bytes of labels, the limit is {LONGEST_LABELS}; get the files again.")
+    with Image.open(io.BytesIO(png), formats=("PNG",)) as picture:
+        if (picture.width, picture.mode) != (32 * 32, "RGB") or picture.height > BATCH:
+            raise DataError(
+                f"a picture {picture.width} wide and {picture.height} high of mode {picture.mode}, not {32 * 32}, at "
+                f"most {BATCH} and RGB."
+            )
         rows = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
     pixels = rows.view(-1, 32 * 32, 3).transpose(1, 2).reshape(-1, PIXELS)
     own = torch.tensor(json.loads(labels)[first : first + len(pixels)], dtype=torch.uint8)
@@ -133,7 +140,7 @@ def _cifar10_file(batch: str, digest: str, labels: str, first: int) -> Canonical
 
 CIFAR10_FILES = (
     *(
-        _cifar10_file(f"data_batch_{k + 1}", digest, "train_lables.json", 10000 * k)
+        _cifar10_file(f"data_batch_{k + 1}", digest, "train_lables.json", BATCH * k)
         for k, digest in enumerate(CIFAR10_TRAIN_DIGESTS)
     ),
     _cifar10_file("test_batch", CIFAR10_TEST_DIGEST, "test_lables.json", 0),

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fromp.foundation.errors import DataError
+from fromp.foundation.storage import open_file
 
 DEPTH = 3
-LARGEST = 2**28
-OPENERS: dict[str, Callable] = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+LARGEST = 2**28  # bytes of one file; the largest published one has 153,700,000
+LARGEST_ARCHIVE = 2**29  # bytes of all that an archive unpacks to; the largest published one has 184,380,000
+MOST_MEMBERS = 10_000  # of an archive
+LONGEST_HEADER = 2**16  # bytes of anything in an archive that is no file, such as a long name
+OPENERS: dict[str, Callable] = {"": lambda file: file, ".gz": gzip.open, ".xz": lzma.open}
 DAMAGE = (
     OSError,
+    MemoryError,
     EOFError,
     zlib.error,
     lzma.LZMAError,
@@ -96,19 +101,24 @@ def directories(folder: Path) -> Iterator[Path]:
 
 def find_archives(folder: Path, archives: tuple[str, ...]) -> Iterator[Path]:
     """Every archive of one of these names in the folder or its subfolders."""
-    return (location / name for location in directories(folder) for name in archives if (location / name).is_file())
+    return (location / name for location in directories(folder) for name in archives if _is_there(location / name))
 
 
 def _subfolders(parent: Path) -> list[Path]:
     try:
         with os.scandir(parent) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir()]
-    except PermissionError:
+    except OSError:
         return []
 
 
 def _has(location: Path, recipe: Recipe) -> bool:
-    return all(any((location / (name + suffix)).is_file() for suffix in OPENERS) for name in recipe.names)
+    return all(any(_is_there(location / (name + suffix)) for suffix in OPENERS) for name in recipe.names)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something to be read; a pipe or a device counts, and is refused when it is."""
+    return os.path.exists(path) and not os.path.isdir(path)
 
 
 def _read_file(file: CanonicalFile, locations: list[Path], others: frozenset[str]) -> bytes | None:
@@ -140,21 +150,50 @@ def _build(location: Path, recipe: Recipe) -> bytes:
 
 def _read(location: Path, name: str) -> bytes:
     """The file's bytes, decompressed; a wrong file is never read past the size of the largest right one."""
-    suffix = next(suffix for suffix in OPENERS if (location / (name + suffix)).is_file())
-    with OPENERS[suffix](location / (name + suffix), "rb") as stream:
-        return stream.read(LARGEST)
+    suffix = next(suffix for suffix in OPENERS if _is_there(location / (name + suffix)))
+    with open_file(location / (name + suffix)) as file, OPENERS[suffix](file) as stream:
+        raw: bytes = stream.read(LARGEST + 1)
+    if len(raw) > LARGEST:
+        raise DataError(f"{name}{suffix} unpacks to more than {LARGEST} bytes, the limit; get it again")
+    return raw
+
+
+class Member(tarfile.TarInfo):
+    """A member of an archive whose header is refused before anything of it is read, if it asks for too much."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Member":
+        found = super().frombuf(buf, encoding, errors)
+        if found.size < 0 or (not found.isreg() and found.size > LONGEST_HEADER):
+            raise DataError(f"the header of {found.name!r} says {found.size} bytes, the limit is {LONGEST_HEADER}")
+        return found
 
 
 def _unpack(archive: Path, into: Path, wanted: set[str]) -> None:
     """The wanted files of an archive, without their paths, so that nothing is written outside `into`."""
     try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
+        with (
+            open_file(archive) as packed,
+            gzip.open(packed) as unpacked,
+            tarfile.open(fileobj=unpacked, mode="r|", tarinfo=Member) as tar,
+        ):
+            for number, member in enumerate(tar):
+                if number >= MOST_MEMBERS or max(tar.offset, member.size) > LARGEST_ARCHIVE:
+                    raise DataError(
+                        f"it holds more than {MOST_MEMBERS} files or unpacks to more than {LARGEST_ARCHIVE} bytes, "
+                        "the limits"
+                    )
                 name = PurePosixPath(member.name).name
-                stream = tar.extractfile(member) if name in wanted else None
-                if stream is not None:
-                    with (into / name).open("wb") as file:
-                        while block := stream.read(2**20):
-                            file.write(block)
+                if name in wanted:
+                    _extract(tar, member, into / name)
     except DAMAGE as error:
         raise DataError(f"{archive} cannot be read: {error}; get it again.") from error
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
+    stream = None if member.issym() or member.islnk() or member.issparse() else tar.extractfile(member)
+    if stream is None:
+        raise DataError(f"{member.name!r} in it is a link, a pipe or a device, not a file")
+    with path.open("wb") as file:
+        while block := stream.read(2**20):
+            file.write(block)

@@ -1,55 +1,59 @@
-"""One's own examples from an .npz file, a CSV file or any map-style Dataset."""
+"""One's own examples from an .npz file, a CSV file or any map-style Dataset, divided into training and test."""
 
-import csv
+import operator
 import os
+import reprlib
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fromp.foundation.errors import DataError, install
-from fromp.lab.data.arrays import Arrays, class_names, every_fifth, numbered, unit
+from fromp.foundation.errors import DataError
+from fromp.lab.data.arrays import Arrays, every_fifth, numbered, unit
+from fromp.reading import LARGEST
+from fromp.reading.csv_rows import column_of, read_rows
+from fromp.reading.labels import class_names
+from fromp.reading.npz import npz_errors, read_arrays
 
 NPZ_DIVIDED = (("train_x", "train_y", "test_x", "test_y"), ("x_train", "y_train", "x_test", "y_test"))
+NPZ_WHOLE = ("x", "y")
 
 Labelled = tuple[Tensor, Sequence[str | int]]
 
 
-def from_npz(path: str | os.PathLike[str]) -> Arrays:
-    """Arrays train_x, train_y, test_x, test_y (or x_train, ...), or x and y to be divided; bytes become [0, 1]."""
-    try:
-        import numpy
-    except ImportError as error:
-        raise ImportError(f"an .npz file needs numpy; {install('lab')}.") from error
-    try:
-        with numpy.load(path, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in stored.files}
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"{path} cannot be read as .npz: {error}; save plain arrays of numbers or strings with numpy.savez."
-        ) from error
-    for names in NPZ_DIVIDED:
-        if arrays.keys() >= set(names):
-            train_x, train_y, test_x, test_y = (arrays[name] for name in names)
-            return _floats(_from_arrays(path, train_x, train_y), _from_arrays(path, test_x, test_y))
-    if arrays.keys() >= {"x", "y"}:
-        return _floats(_from_arrays(path, arrays["x"], arrays["y"]), None)
-    raise DataError(f"{path} has the arrays {sorted(arrays)}; it needs {', '.join(NPZ_DIVIDED[0])}, or x and y.")
+def from_npz(path: str | os.PathLike[str], largest: int = LARGEST) -> Arrays:
+    """Arrays train_x, train_y, test_x, test_y (or x_train, ...), or x and y to be divided; bytes become [0, 1].
+
+    largest: bytes that the file may unpack to if that is more than it has itself.
+    """
+    with npz_errors(path):
+        parts = read_arrays(path, partial(_wanted, path), largest)
+        train, *test = (_from_arrays(path, x, y) for x, y in zip(parts[::2], parts[1::2], strict=True))
+    return _floats(train, test[0] if test else None)
 
 
-def from_csv(path: str | os.PathLike[str], label: str, test: str | os.PathLike[str] | None = None) -> Arrays:
-    """A table with a header: inputs (n, columns but `label`), labels of any text; divided unless `test` is given."""
-    columns, train = _read_csv(Path(path), label)
+def from_csv(
+    path: str | os.PathLike[str],
+    label: str,
+    test: str | os.PathLike[str] | None = None,
+    encoding: str = "utf-8-sig",
+) -> Arrays:
+    """A table with a header: inputs (n, columns but `label`), labels of any text; divided unless `test` is given.
+
+    encoding: UTF-8 with or without a mark at its beginning, unless another one is named.
+    """
+    columns, train = _read_csv(path, label, encoding)
     if test is None:
         return _floats(train, None)
-    test_columns, held_out = _read_csv(Path(test), label)
+    test_columns, held_out = _read_csv(test, label, encoding)
     if test_columns != columns:
-        raise DataError(f"{test} has the columns {test_columns}, not {columns} as {path}; use the same header.")
+        raise DataError(
+            f"{test} has the columns {reprlib.repr(test_columns)}, not {reprlib.repr(columns)} as {path}; use the same "
+            "header."
+        )
     return _floats(train, held_out)
 
 
@@ -88,47 +92,49 @@ def _inputs(x: Tensor, origin: object) -> Tensor:
     return x
 
 
+def _wanted(path: str | os.PathLike[str], present: Sequence[str]) -> Sequence[str]:
+    """The names of the arrays to read."""
+    names = next((names for names in (*NPZ_DIVIDED, NPZ_WHOLE) if set(present) >= set(names)), None)
+    if names is None:
+        raise DataError(
+            f"{path} has the arrays {reprlib.repr([*present])}; it needs {', '.join(NPZ_DIVIDED[0])}, or x and y."
+        )
+    return names
+
+
 def _from_arrays(path: str | os.PathLike[str], x: Any, y: Any) -> Labelled:
+    import numpy
+
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or y.dtype.kind not in "iuUS":
         raise DataError(
             f"{path}: labels have shape {y.shape} and type {y.dtype}; they need shape (n,), whole numbers or strings."
         )
-    if x.ndim == 0 or len(x) != len(y) or len(y) == 0:
+    if x.ndim == 0 or len(x) != len(y) or x.size == 0:
         raise DataError(f"{path}: inputs have shape {x.shape} for {len(y)} labels; give one input for each label.")
     if x.dtype.kind not in "iufb":
         raise DataError(f"{path}: inputs have type {x.dtype}; they need to be numbers.")
+    labels = y.tolist()
     if y.dtype.kind == "S":
-        y = y.astype("U")
-    native = x if x.dtype.name == "uint8" else x.astype("float32")
-    return _inputs(torch.from_numpy(native.copy()), path), y.tolist()
+        labels = [label.decode() for label in labels]
+    with numpy.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        native = x if x.dtype.name == "uint8" else x.astype("float32", copy=False)
+    return _inputs(torch.from_numpy(native), path), labels
 
 
-def _read_csv(path: Path, label: str) -> tuple[list[str], Labelled]:
+def _read_csv(path: str | os.PathLike[str], label: str, encoding: str) -> tuple[list[str], Labelled]:
     """The input columns' names, the inputs (n, columns) and the labels."""
+    rows = read_rows(path, encoding)
+    _, header = next(rows)
+    place = column_of(path, label, header)
+    columns = header[:place] + header[place + 1 :]
     values, labels = array("f"), []
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
-        header = next(rows, [])
-        if header.count(label) != 1:
-            raise DataError(f"{path} has {header.count(label)} columns {label!r}; its columns are {header[:20]}.")
-        place = header.index(label)
-        columns = header[:place] + header[place + 1 :]
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise DataError(f"{path}, line {rows.line_num}: {len(row)} cells, but the header has {len(header)}.")
-            labels.append(row.pop(place).strip())
-            if not labels[-1]:
-                raise DataError(
-                    f"{path}, line {rows.line_num}: the label {label!r} is empty; fill it or drop the line."
-                )
-            try:
-                values.extend(map(float, row))
-            except (ValueError, OverflowError):
-                raise _wrong_cell(path, rows.line_num, columns, row) from None
+    for line, row in rows:
+        labels.append(row.pop(place).strip())
+        if not labels[-1]:
+            raise DataError(f"{path}, line {line}: the label {label!r} is empty; fill it or drop the line.")
+        _read_numbers(path, line, row, columns, values)
     if not labels or not columns:
         raise DataError(
             f"{path} has {len(labels)} rows and {len(columns)} input columns; it needs at least one of each."
@@ -137,15 +143,24 @@ def _read_csv(path: Path, label: str) -> tuple[list[str], Labelled]:
     return columns, (_inputs(x, path), labels)
 
 
-def _wrong_cell(path: Path, line: int, columns: list[str], row: list[str]) -> DataError:
-    for column, cell in zip(columns, row, strict=True):
-        try:
-            float(cell)
-        except ValueError:
-            return DataError(
-                f"{path}, line {line}: {cell!r} in column {column!r} is not a number; encode it or drop the column."
-            )
-    return DataError(f"{path}, line {line}: a number is too large for float32; rescale it.")
+def _read_numbers(path: str | os.PathLike[str], line: int, row: list[str], columns: list[str], values: array) -> None:
+    """Add the cells of a row to the values."""
+    try:
+        values.extend(map(float, row))
+    except ValueError:
+        cell, column = next(pair for pair in zip(row, columns, strict=True) if not _is_number(pair[0]))
+        raise DataError(
+            f"{path}, line {line}: {reprlib.repr(cell)} in column {reprlib.repr(column)} is not a number; "
+            "encode it or drop the column."
+        ) from None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _stack(dataset: Any) -> Labelled:
@@ -174,9 +189,11 @@ def _item(item: Any, index: int) -> tuple[Tensor, str | int]:
     try:
         x, y = item
         x = torch.as_tensor(x)
-        label = y if isinstance(y, str) else int(y)
+        label = y.decode() if isinstance(y, bytes) else y if isinstance(y, str) else operator.index(y)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"item {index} is not a (tensor, label) pair: {error}; let the dataset's transform make a tensor."
         ) from error
+    if isinstance(label, int) and abs(label) >= 2**63:
+        raise DataError(f"item {index} has a label of more than 64 bits; give whole numbers below 2^63, or text.")
     return x, label

@@ -138,14 +138,19 @@ class Published:
 
     def _read(self) -> Arrays | None:
         """The cached images by memory map, or None where they are absent, cut short or made from other files."""
+        if not self.cached.is_file():
+            return None
         try:
             with safe_open(self.cached, framework="pt") as file:
                 if file.metadata() != self._metadata:
                     return None
                 tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (FileNotFoundError, SafetensorError):
+        except (OSError, SafetensorError):
             return None
-        return Arrays(**tensors, class_names=self.class_names) if _kinds(tensors) == self._expected else None
+        sound = _kinds(tensors) == self._expected and all(
+            bool(((tensors[key] >= 0) & (tensors[key] < len(self.class_names))).all()) for key in ("train_y", "test_y")
+        )
+        return Arrays(**tensors, class_names=self.class_names) if sound else None
 
     def _write(self, images: Arrays) -> None:
         """Put the images into the cache in one step."""

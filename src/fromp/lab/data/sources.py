@@ -18,6 +18,7 @@ Progress = Callable[[int, int], None]
 ANSWER_SECONDS = 5.0
 STALL_SECONDS = 15.0
 BLOCK = 2**18
+LARGEST = 2**30  # bytes that a source may put into its folder
 
 
 class Source(Protocol):
@@ -53,6 +54,7 @@ class Address:
                     while block := answer.read(BLOCK):
                         file.write(block)
                         done += len(block)
+                        _check_size(done)
                         progress(min(done, self.bytes), self.bytes)
             except (OSError, HTTPException, ValueError) as error:
                 raise DataError(f"{name}: {error}") from error
@@ -122,7 +124,8 @@ class DebianPackage:
         for package in folder.glob(f"{self.name}*.deb"):
             _run(("dpkg-deb", "-x", str(package), str(unpacked)), folder, lambda done: None)
         for path in unpacked.rglob("*ubyte.gz"):
-            path.replace(folder / path.name)
+            if path.is_file() and not path.is_symlink():
+                path.replace(folder / path.name)
 
 
 def _run(command: tuple[str, ...], folder: Path, progress: Callable[[int], None]) -> None:
@@ -152,9 +155,15 @@ def _watch(process: subprocess.Popen, name: str, size: Callable[[], int], progre
         time.sleep(0.1)
         if (now := size()) != done:
             done, since = now, time.monotonic()
+            _check_size(done)
             progress(done)
         elif time.monotonic() - since > STALL_SECONDS:
             raise DataError(f"{name} stalled for {STALL_SECONDS:g} seconds")
+
+
+def _check_size(done: int) -> None:
+    if done > LARGEST:
+        raise DataError(f"more than {LARGEST} bytes arrived, the limit")
 
 
 def _size(folder: Path) -> int:

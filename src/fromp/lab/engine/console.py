@@ -1,31 +1,10 @@
-"""Where the commands print: standard output, every text taken as it is."""
+"""A bar of a download."""
 
-import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich import progress as bars
 from rich.console import Console
-from rich.text import Text
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
-
-
-def printable(text: str) -> str:
-    """The text without control characters: a file's name may hold some, and a terminal would obey them."""
-    return _CONTROL.sub("", text)
-
-
-class PlainConsole(Console):
-    """A console for which `[b]` and `:cat:` in a name are letters, not markup."""
-
-    def __init__(self) -> None:
-        super().__init__(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else 120)
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(printable(text), **options)
 
 
 @contextmanager

@@ -22,12 +22,12 @@ from rich.console import Console
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.lab.benchmarks.catalogue import benchmark
 from fromp.lab.engine import tensorboard
-from fromp.lab.engine.console import PlainConsole, printable
 from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, run_of
-from fromp.lab.engine.watch import NowAndThen, Watcher
+from fromp.lab.engine.watch import Board, NowAndThen, Posting, Watcher
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import Experiment, seed_folder
+from fromp.learn.console import PlainConsole, printable
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,12 @@ def learn(plan: Plan, seeds: list[int], out: Path, execution: Execution, console
             what = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
             console.print(f"{plan.benchmark} with {plan.method}, {what}{already}, in {out}", highlight=False)
         jobs = [Job(plan, seed, out) for seed in left]
-        return _learn_each(partial(_learn_and_show, execution, not _several(jobs, execution)), jobs, execution)
+        if not _several(jobs, execution):
+            return _learn_each(partial(_learn_and_show, execution), jobs, execution)
+        if execution.ray or execution.quiet or not console.is_terminal:  # other machines, or nobody to see lines move
+            return _learn_each(partial(_learn_and_print, execution), jobs, execution)
+        with Board(console, {job.seed: seed_folder(out, job.seed) for job in jobs}):
+            return _learn_each(partial(_learn_and_post, execution), jobs, execution)
 
 
 def run(benchmark: str, method: str, out: Path | str, seeds: int = 1, **changes: Any) -> Experiment:
@@ -193,11 +198,24 @@ def _end_with_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _learn_and_show(execution: Execution, alone: bool, job: Job) -> int:
-    """Learn a seed, with its progress and a line after each task; the line moves if no other process writes there."""
+def _learn_and_show(execution: Execution, job: Job) -> int:
+    """Learn a seed, with a line that moves, in a terminal, and one after each task."""
     console = PlainConsole()
-    with Watcher(console, live=alone and console.is_terminal, quiet=execution.quiet) as show:
+    with Watcher(console, live=console.is_terminal, quiet=execution.quiet) as show:
         return _learn_one(execution, job, show)
+
+
+def _learn_and_print(execution: Execution, job: Job) -> int:
+    """Learn a seed beside others, with a line now and then, and one after each task."""
+    with Watcher(PlainConsole(), live=False, quiet=execution.quiet) as show:
+        return _learn_one(execution, job, show)
+
+
+def _learn_and_post(execution: Execution, job: Job) -> int:
+    """Learn a seed for a `Board`."""
+    folder = seed_folder(job.out, job.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    return _learn_one(execution, job, Posting(folder))
 
 
 def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:

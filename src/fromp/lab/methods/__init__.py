@@ -3,9 +3,10 @@
 # ruff: noqa: I001  (in the order of tables)
 from fromp.lab.methods import fromp, quadratic, si
 from fromp.lab.methods.vcl import vcl
-from fromp.lab.methods import rehearsal, frcl, bounds
+from fromp.lab.methods import rehearsal, mixed_past, frcl, bounds
 from fromp.lab.methods.card import METHODS, MethodCard, method, register
 
 __all__ = [
-    "METHODS", "MethodCard", "bounds", "frcl", "fromp", "method", "quadratic", "register", "rehearsal", "si", "vcl",
+    "METHODS", "MethodCard", "bounds", "frcl", "fromp", "method", "mixed_past", "quadratic", "register", "rehearsal",
+    "si", "vcl",
 ]  # fmt: skip

@@ -2,14 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, of_head, outputs
-from fromp.foundation import inputs
-from fromp.foundation.examples import Examples
+from fromp.derivatives.model import Head, of_head, outputs, outputs_of_parts
+from fromp.foundation.examples import Examples, TaskData
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.likelihoods import Likelihood
@@ -67,7 +65,7 @@ class Method(ABC):
         return
 
     @abstractmethod
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         """Keep what is needed of this task; its data can be deleted afterwards."""
 
     def predict_outputs(self, x: Inputs, head: Head, task: int) -> Tensor:
@@ -99,7 +97,7 @@ class Penalised(Method):
     def penalty(self) -> Tensor:
         return self.regulariser.penalty()
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         self.regulariser.end_task(data, head)
 
     def state_dict(self) -> State:
@@ -111,16 +109,13 @@ class Penalised(Method):
 
 def mean_nll(model: nn.Module, likelihood: Likelihood, batch: Sequence[HeadBatch]) -> Tensor:
     """The mean nll of a batch, whose parts may belong to different heads: a scalar."""
-    found = zip(outputs_of_parts(model, batch), batch, strict=True)
+    found = zip(outputs_of_heads(model, batch), batch, strict=True)
     return torch.cat([likelihood.nll(f, y) for f, (_, y, _) in found]).mean()
 
 
-def outputs_of_parts(model: nn.Module, batch: Sequence[HeadBatch]) -> list[Tensor]:
+def outputs_of_heads(model: nn.Module, batch: Sequence[HeadBatch]) -> list[Tensor]:
     """f of each part, of all in one pass where their inputs go together: batch norm is to see a batch as a whole."""
-    parts = [x for x, _, _ in batch]
-    if len(parts) == 1 or len(set(map(inputs.signature, parts))) > 1:
-        return [outputs(model, x, head) for x, _, head in batch]
-    every = outputs(model, inputs.concatenate(parts)).split([len(y) for _, y, _ in batch])
+    every = outputs_of_parts(model, [x for x, _, _ in batch])
     return [of_head(f, head) for f, (_, _, head) in zip(every, batch, strict=True)]
 
 

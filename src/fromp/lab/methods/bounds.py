@@ -1,16 +1,16 @@
 """Lower and upper bounds: plain training, and training without forgetting."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, device_of, outputs
+from fromp.derivatives.model import Head, outputs
 from fromp.foundation import inputs
-from fromp.foundation.examples import Examples, TensorExamples
+from fromp.foundation.examples import Examples, TaskData, TensorExamples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field, whole
 from fromp.lab.methods.base import Method, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
 from fromp.likelihoods import Likelihood
@@ -19,7 +19,7 @@ from fromp.likelihoods import Likelihood
 class KeepsNothing(Method):
     """A method that keeps nothing of the past."""
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         return
 
     def state_dict(self) -> State:
@@ -71,7 +71,7 @@ class Separate(Method):
         self.model.load_state_dict(self._fresh)
         return [(examples, head)]
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         self._networks.append(_copy(self.model))
 
     def predict_outputs(self, x: Inputs, head: Head, task: int) -> Tensor:
@@ -82,17 +82,15 @@ class Separate(Method):
         return {"fresh": self._fresh, "networks": list(self._networks)}
 
     def load_state_dict(self, state: State) -> None:
-        device = device_of(self.model)
-        self._fresh = _moved(state["fresh"], device)
-        self._networks = [_moved(network, device) for network in state["networks"]]
+        like = self.model.state_dict()
+        fresh = whole(state, "fresh", like)
+        networks = {str(task): network for task, network in enumerate(field(state, "networks", list))}
+        self._networks = [whole(networks, task, like) for task in networks]
+        self._fresh = fresh
 
 
 def _copy(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def _moved(weights: State, device: torch.device) -> dict[str, Tensor]:
-    return {name: value.to(device) for name, value in weights.items()}
 
 
 def _union(group: list[Examples]) -> Examples:
@@ -104,6 +102,7 @@ def _union(group: list[Examples]) -> Examples:
 
 FINETUNE = MethodCard(
     name="finetune",
+    colour=15,
     title="plain training",
     paper="the floor",
     keeps="nothing",
@@ -112,6 +111,7 @@ FINETUNE = MethodCard(
 )
 SEPARATE = MethodCard(
     name="separate",
+    colour=16,
     title="separate",
     paper="no transfer, no forgetting",
     keeps="one network per task",
@@ -122,6 +122,7 @@ SEPARATE = MethodCard(
 )
 JOINT = MethodCard(
     name="joint",
+    colour=17,
     title="joint",
     paper="the ceiling",
     keeps="all data of all tasks",

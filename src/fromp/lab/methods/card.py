@@ -1,6 +1,7 @@
 """A method's card: all that the laboratory knows of it, in one place, beside the method itself."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
@@ -46,7 +47,7 @@ class MethodCard:
     sequential: bool = True
     """Whether one network learns task after task, so that transfer between them means something."""
     colour: int | None = None
-    """Its place among the colours of figures; None for the next one."""
+    """Its place among the colours and line styles of figures, no other method's; None for the next free one."""
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings other than the benchmark's own and the defaults, by the benchmark's name or a pattern such as `toy*`;
     later ones win."""
@@ -75,6 +76,17 @@ def register(card: MethodCard) -> None:
     if card.name in METHODS:
         raise FrompError(f"there is a method '{card.name}' already; give this one another name.")
     METHODS[card.name] = card
+
+
+def places(methods: Sequence[str]) -> list[int]:
+    """The place of each among the colours of figures: a method's own, the first time it comes, else a free one."""
+    taken = {card.colour for card in METHODS.values() if card.colour is not None}
+    free = (place for place in itertools.count() if place not in taken)
+    found: dict[int, None] = {}
+    for name in methods:
+        own = METHODS[name].colour if name in METHODS else None
+        found[next(free) if own is None or own in found else own] = None
+    return list(found)
 
 
 def method(name: str) -> MethodCard:

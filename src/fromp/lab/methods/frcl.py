@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from fromp import gp
 from fromp.derivatives.budget import MEMORY_BUDGET, chunks
 from fromp.derivatives.model import Head, as_head, check_head, detached, device_of, evaluating, outputs, trainable
-from fromp.foundation.errors import FrompError
-from fromp.foundation.examples import Examples, as_examples
+from fromp.foundation.errors import CheckpointError, FrompError
+from fromp.foundation.examples import Examples, TaskData, as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field, set_generator, tensor
 from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
 from fromp.lab.methods.last_linear import last_linear
@@ -51,6 +51,22 @@ class Inducing:
     def second_moment(self) -> Tensor:
         """sum_c E[u_c u_c'], which is all that the outputs' KLs need, because they share their prior: (i, j)."""
         return self.covariance.sum(0) + self.mean.T @ self.mean
+
+    def state_dict(self) -> State:
+        """Everything it holds."""
+        return {"mean": self.mean, "covariance": self.covariance, "log_det": self.log_det}
+
+    @classmethod
+    def from_state(cls, state: State, points: int, device: torch.device) -> "Inducing":
+        """The q(u) that `state_dict` describes, at this many points, on a device."""
+        mean = tensor(state, "mean", -1, points, floating=True).to(device)
+        covariance = tensor(state, "covariance", len(mean), points, points, floating=True).to(device)
+        if bool((covariance.diagonal(dim1=-2, dim2=-1) <= 0).any()):
+            raise CheckpointError("the saved 'covariance' has a variance that is not positive; restore it from a copy.")
+        log_det = tensor(state, "log_det", floating=True).to(device)
+        if log_det.ndim:
+            raise CheckpointError("the saved 'log_det' is not one number; restore it from a copy.")
+        return cls(mean, covariance, log_det)
 
 
 @final
@@ -213,7 +229,7 @@ class FRCL(Method):
                 total = total + self.layer.kl_of_function(*self._remembered(task))
         return total / self.num_examples
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         examples, head = as_examples(data), as_head(head)
         if self.task < len(self.past):  # it never began: it is remembered as untrained
             self.begin_task(examples, head, [])
@@ -268,22 +284,32 @@ class FRCL(Method):
         return torch.cat([seen[-1], torch.ones_like(seen[-1][:, :1])], 1)
 
     def state_dict(self) -> State:
-        past = [{"mean": q.mean, "covariance": q.covariance, "log_det": q.log_det} for q in self.past]
         return {
-            "memories": [memory.state_dict() for memory in self.memories], "past": past, "task": self.task,
+            "memories": [memory.state_dict() for memory in self.memories],
+            "past": [q.state_dict() for q in self.past], "task": self.task,
             "num_examples": self.num_examples, "mean": self.mean, "factor": self.factor,
             "generator": self._generator.get_state(),
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
         device = device_of(self.model)
-        self._memories = [Memory.from_state(memory, device) for memory in state["memories"]]
-        self.past = [Inducing(**{name: value.to(device) for name, value in q.items()}) for q in state["past"]]
-        self.task, self.num_examples = state["task"], state["num_examples"]
-        self.mean, self.factor = (
-            _into(old, state[key].to(device)) for key, old in (("mean", self.mean), ("factor", self.factor))
-        )
-        self._generator.set_state(state["generator"].cpu())
+        memories = [Memory.from_state(memory, device) for memory in field(state, "memories", list)]
+        saved = field(state, "past", list)
+        if len(saved) != len(memories):
+            raise CheckpointError(f"{len(memories)} memories were saved for {len(saved)} tasks; restore a copy.")
+        past = [Inducing.from_state(q, len(m), device) for q, m in zip(saved, memories, strict=True)]
+        task, num_examples = field(state, "task", int), field(state, "num_examples", int)
+        if not -1 <= task <= len(past) or num_examples < 1:
+            raise CheckpointError(f"task {task} of {num_examples} examples does not follow {len(past)} tasks.")
+        mean, factor = tensor(state, "mean", -1, -1, floating=True), tensor(state, "factor", floating=True)
+        if mean.numel() and factor.shape != (*mean.shape, mean.shape[1]):
+            raise CheckpointError(f"the saved 'factor' has the shape {tuple(factor.shape)}; restore it from a copy.")
+        generator = torch.Generator()
+        set_generator(generator, state, "generator")
+        like = next(self.model.parameters())
+        self._memories, self.past, self.task, self.num_examples = memories, past, task, num_examples
+        self.mean, self.factor = _into(self.mean, mean.to(like)), _into(self.factor, factor.to(like))
+        self._generator = generator
 
     def _remembered(self, task: int) -> tuple[Tensor, Inducing]:
         """The current features of a past task's inducing points, and q(u) there."""
@@ -329,7 +355,9 @@ class TraceSettings(RandomSettings):
     """Exchanges that are tried in the search for inducing points."""
 
 
-def _card(name: str, title: str, settings: type, points: str, build: Any, random_memory: bool) -> MethodCard:
+def _card(
+    name: str, title: str, settings: type, points: str, build: Any, random_memory: bool, colour: int
+) -> MethodCard:
     return MethodCard(
         name=name,
         title=title,
@@ -340,6 +368,7 @@ def _card(name: str, title: str, settings: type, points: str, build: Any, random
         build=build,
         needs_task_at_test=True,
         random_memory=random_memory,
+        colour=colour,
         presets={
             "*": {"clip_norm": None},
             "split-mnist": {"lr": 3e-4},
@@ -359,6 +388,7 @@ register(
             model, likelihood, s.memory, s.prior_precision, s.jitter, s.initial_deviation, search=0, seed=seed
         ),
         random_memory=True,
+        colour=13,
     )
 )
 register(
@@ -371,5 +401,6 @@ register(
             model, likelihood, s.memory, s.prior_precision, s.jitter, s.initial_deviation, search=s.search, seed=seed
         ),
         random_memory=False,
+        colour=14,
     )
 )

@@ -7,7 +7,9 @@ from fromp.lab.methods.card import MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Score, memorability, random_score
-from fromp.prior import FullKernel, IdentityKernel, Kernel
+from fromp.metrics.full_kernel import FullKernel
+from fromp.metrics.identity_kernel import IdentityKernel
+from fromp.metrics.kernel import Kernel
 from fromp.regulariser import FROMP
 
 
@@ -64,4 +66,4 @@ CARD = _card("fromp", "FROMP", FullKernel, memorability, 0)
 register(CARD)
 register(_card("fromp-l2", "FROMP-L2", IdentityKernel, memorability, 2))
 register(_card("frorp", "FRORP", FullKernel, random_score, 1))
-register(_card("frorp-l2", "FRORP-L2", IdentityKernel, random_score, 3))
+register(_card("frorp-l2", "FRORP-L2", IdentityKernel, random_score, 6))

@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import as_head, device_of, trainable
+from fromp.derivatives.model import as_head, device_of, named_weights, trainable
 from fromp.foundation.errors import CheckpointError
-from fromp.foundation.examples import as_examples
+from fromp.foundation.examples import TaskData, as_examples
 from fromp.foundation.state import State, tensor, weights
 from fromp.gp import ggn_diagonal
 from fromp.lab.methods.base import Penalised
@@ -35,13 +35,13 @@ class Quadratic(ABC):
         """The parabola at the model's weights: a scalar."""
         if not self.fisher:
             return no_penalty(self.model)
-        parameters = dict(self.model.named_parameters())
+        parameters = named_weights(self.model)
         distances = [(f * (parameters[name] - self.centre[name]).square()).sum() for name, f in self.fisher.items()]
         return 0.5 * self.strength * (torch.stack(distances).sum() + self.constant)
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         """Add the task's Fisher information, at its weights."""
-        examples, parameters = as_examples(data), dict(self.model.named_parameters())
+        examples, parameters = as_examples(data), named_weights(self.model)
         held = {*self.fisher, *trainable(self.model)}
         names = tuple(name for name in parameters if name in held)
         total = ggn_diagonal(self.model, names, examples, self.likelihood, as_head(head))
@@ -58,7 +58,7 @@ class Quadratic(ABC):
 
     def load_state_dict(self, state: State) -> None:
         """Return to the parabola that `state_dict` gave."""
-        parameters = dict(self.model.named_parameters())
+        parameters = named_weights(self.model)
         fisher, centre = weights(state, "fisher", parameters), weights(state, "centre", parameters)
         if fisher.keys() != centre.keys():
             raise CheckpointError("the saved 'fisher' and 'centre' are of other weights; restore them from a copy.")
@@ -124,6 +124,7 @@ register(
 register(
     MethodCard(
         name="dlp",
+        colour=7,
         title="DLP",
         paper="Smola et al. 2003",
         keeps="the sum of the Fisher diagonals and the last weights",

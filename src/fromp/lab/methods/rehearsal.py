@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from fromp.derivatives.model import Head, as_head, device_of, evaluating, outputs
 from fromp.foundation import inputs
 from fromp.foundation.errors import CheckpointError
-from fromp.foundation.examples import as_examples
+from fromp.foundation.examples import TaskData, as_examples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State, field, set_generator, tensor
-from fromp.lab.methods.base import HeadBatch, Penalised, by_set, mean_nll, outputs_of_parts
+from fromp.lab.methods.base import HeadBatch, Penalised, by_set, mean_nll, outputs_of_heads
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, settings
 from fromp.likelihoods import Likelihood
@@ -33,7 +33,7 @@ class Rehearsal(ABC):
     def penalty(self) -> Tensor:
         """What is added to the mean nll: a scalar, zero before the first task has ended."""
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         """Keep random examples of the task."""
         examples, head = as_examples(data), as_head(head)
         generator = torch.Generator()
@@ -140,12 +140,12 @@ class DERpp(WithOutputs):
             parts, stored = zip(*self.draw(self.batch_size, self.outputs), strict=True)
             distances = [
                 (f - then).square().mean() * (len(then) / self.batch_size)
-                for f, then in zip(outputs_of_parts(self.model, parts), stored, strict=True)
+                for f, then in zip(outputs_of_heads(self.model, parts), stored, strict=True)
             ]
             labelled = self.labelled(self.batch_size)
         return self.logit_strength * torch.stack(distances).sum() + self.strength * labelled
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         super().end_task(data, head)
         self.outputs += self.outputs_at(self.memories[-1:])
 
@@ -172,7 +172,7 @@ class FunctionalL2(WithOutputs):
             ]
         return self.strength * torch.stack(distances).sum()
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         super().end_task(data, head)
         self.outputs = self.outputs_at(self.memories)
 
@@ -213,6 +213,7 @@ class DERppSettings(ReplaySettings):
 register(
     MethodCard(
         name="functional-l2",
+        colour=10,
         title="functional L2",
         paper="Benjamin et al. 2018",
         keeps="random points and their outputs",
@@ -231,6 +232,7 @@ register(
 register(
     MethodCard(
         name="replay",
+        colour=11,
         title="replay",
         paper="the first thing to try",
         keeps="random points with their labels",
@@ -251,6 +253,7 @@ register(
 register(
     MethodCard(
         name="der++",
+        colour=12,
         title="DER++",
         paper="Buzzega et al. 2020",
         keeps="random points with their labels and outputs",

@@ -1,14 +1,14 @@
 """Synaptic intelligence: each weight held in place by how much its path has lowered the loss."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import Head, trainable
+from fromp.derivatives.model import Head, named_weights, trainable
 from fromp.foundation.errors import CheckpointError
-from fromp.foundation.examples import Examples
+from fromp.foundation.examples import Examples, TaskData
 from fromp.foundation.state import State, weights
 from fromp.lab.methods.base import HeadBatch, Penalised, TrainingSets
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
@@ -48,7 +48,7 @@ class SI:
 
     def penalty(self) -> Tensor:
         """The parabola at the model's weights: a scalar."""
-        parameters = dict(self.model.named_parameters())
+        parameters = named_weights(self.model)
         self._before = {name: weight.clone() for name, weight in self._weights().items()}
         distances = [(o * (parameters[n] - self.start[n]).square()).sum() for n, o in self.importance.items()]
         return self.strength * torch.stack(distances).sum()
@@ -63,7 +63,7 @@ class SI:
             gradient = self._gradient(name) if gradients is None else gradients[name]
             self.path[name] -= gradient * (weight - self._before[name])
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         """Turn the path into importance, and start another one."""
         for name, weight in self._weights().items():
             moved = (weight - self.start[name]).square()
@@ -77,7 +77,7 @@ class SI:
 
     def load_state_dict(self, state: State) -> None:
         """Return to what `state_dict` gave."""
-        parameters = dict(self.model.named_parameters())
+        parameters = named_weights(self.model)
         found = {key: weights(state, key, parameters) for key in ("importance", "path", "start")}
         if missing := [name for values in found.values() for name in trainable(self.model) if name not in values]:
             raise CheckpointError(f"nothing was saved of the weight '{missing[0]}'; restore it from a copy.")
@@ -92,7 +92,7 @@ class SI:
         return found.detach() - own
 
     def _weights(self) -> dict[str, Tensor]:
-        parameters = dict(self.model.named_parameters())
+        parameters = named_weights(self.model)
         return {name: parameters[name].detach() for name in trainable(self.model)}
 
 
@@ -113,7 +113,7 @@ class SIMethod(Penalised):
 
     def loss(self, batch: Sequence[HeadBatch]) -> Loss:
         loss = self.data_loss(batch)
-        trained = {name: w for name, w in self.model.named_parameters() if w.requires_grad}
+        trained = {name: w for name, w in named_weights(self.model).items() if w.requires_grad}
         gradients = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
         self._gradients = dict(zip(trained, gradients, strict=True))
         # The network has been differentiated; this has the same value and gradient, and is linear.

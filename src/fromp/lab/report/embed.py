@@ -1,6 +1,5 @@
 """Figures and pictures as data addresses, so that a page refers to nothing outside."""
 
-import base64
 import io
 
 import numpy as np
@@ -10,6 +9,7 @@ from matplotlib.image import imsave
 from numpy.typing import NDArray
 
 from fromp.lab.report.figures.style import INK, STYLE
+from fromp.learn.pages import address
 
 # An SVG shown as an image does not see the page's colours; its own style follows the reader's preference.
 THEME = "svg { color: #5d6675 } @media (prefers-color-scheme: dark) { svg { color: #9aa5b5 } } "
@@ -42,8 +42,3 @@ def pixels(image: NDArray[np.float64]) -> str:
     file = io.BytesIO()
     imsave(file, np.clip(image, 0, 1), format="png")
     return address("image/png", file.getvalue())
-
-
-def address(kind: str, data: bytes) -> str:
-    """Data as an address that holds them."""
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,33 +1,47 @@
 """The values of the report's page, section by section; templates/report.html says how they look."""
 
 import math
+import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from fromp import __version__
 from fromp.foundation.errors import FrompError
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.methods.bounds import SEPARATE
+from fromp.lab.methods.card import places
 from fromp.lab.report import embed, gallery, plane
 from fromp.lab.report.figures import accuracy, statistic
 from fromp.lab.report.figures.plane import decision_boundary
-from fromp.lab.report.figures.style import MEMORY
+from fromp.lab.report.figures.style import MEMORY, look
 from fromp.lab.results import published
 from fromp.lab.results.format import Table, as_csv, duration, percent, points, results_table
 from fromp.lab.results.published import Reported
 from fromp.lab.results.record import COMPUTED, Experiment, Metric
 from fromp.lab.results.store import HEADS
+from fromp.lab.settings import as_text
+from fromp.learn import pages
 
 PICTURE_DPI = 170  # for a single boundary; beside others it is shown at half the size
 OF_A_STEP = "A task's time over its steps, the work at its end and the tests included."
 TRANSFERS: dict[Metric, Mapping[tuple[str, str], Reported]] = {
     "backward_transfer": published.BACKWARD_TRANSFER, "forward_transfer": published.FORWARD_TRANSFER, "forgetting": {}
 }  # fmt: skip
+MEANINGS: dict[Metric, str] = {
+    "average_accuracy": "the mean accuracy over all tasks after the last one.",
+    "backward_transfer": "how much the accuracy on a task has changed since it was learned, the mean over all tasks "
+    "but the last; below zero, tasks were forgotten.",
+    "forward_transfer": "how much better a task was learned than by a network trained on it alone, the mean over all "
+    "tasks but the first.",
+    "forgetting": "the best accuracy that a task ever had, minus the last; the mean over all tasks but the last.",
+}
 Values = dict[str, Any]
 
 
@@ -40,13 +54,7 @@ class Chart(NamedTuple):
     label: str  # for those who cannot see it
 
 
-def fill(template: str, **values: Any) -> str:
-    """One of the templates with these values, each of them escaped."""
-    environment = Environment(
-        loader=PackageLoader("fromp.lab.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template(template).render(values)
+fill = partial(pages.fill, package="fromp.lab.report")
 
 
 def render(experiments: Sequence[Experiment], out: Path) -> str:
@@ -59,6 +67,8 @@ def render(experiments: Sequence[Experiment], out: Path) -> str:
     names = ", ".join(one.name for one in experiments)
     single = f"{experiments[0].method} on {experiments[0].benchmark}"
     changed = {name for one in experiments for name in one.changed()}
+    values = [value for one in learned for matrix in one.matrices for row in matrix for value in row or ()]
+    lowest = 100 * min(values, default=1.0) if several else 100.0
     return fill(
         "report.html", several=several, panel="20rem" if several else "100%",
         title=f"{names} on {', '.join(benchmarks)}",
@@ -67,7 +77,9 @@ def render(experiments: Sequence[Experiment], out: Path) -> str:
         tiles=[] if several else list(_tiles(experiments[0])),
         comparison=results_table(beside) if several else None, comparison_charts=list(_comparison_charts(beside)),
         **_planes(learned),
-        accuracy=[{"title": _of("Accuracy", one, several), "charts": list(_charts(one, several))} for one in learned],
+        accuracy=[
+            {"title": _of("Accuracy", one, several), "charts": list(_charts(one, several, lowest))} for one in learned
+        ],
         detection=[
             {"title": _of("Task boundaries", one, several), "charts": charts}
             for one in learned
@@ -78,6 +90,8 @@ def render(experiments: Sequence[Experiment], out: Path) -> str:
         settings=_facts({one.name: one.settings for one in experiments}, changed),
         environment=_facts({one.name: one.environment for one in experiments}, set()),
         links=[_link(one, out) for one in experiments],
+        meanings=[(_words(name), MEANINGS[name]) for name in MEANINGS if any(one.summary(name) for one in learned)],
+        made=f"fromp {__version__}, {date.today().isoformat()}", commands=[_command(one) for one in experiments],
     )  # fmt: skip
 
 
@@ -90,7 +104,18 @@ def _notes(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:
     return [(", ".join(of), note) for note, of in names.items()]
 
 
+def _command(one: Experiment) -> str:
+    """What learns the same again, and adds nothing if it is there."""
+    seeds = [seed.seed for seed in one.recorded]
+    which = f" --seeds {len(seeds)}" if seeds == list(range(len(seeds))) and len(seeds) > 1 else ""
+    which = f" --seed {seeds[0]}" if len(seeds) == 1 and seeds[0] else which
+    changes = "".join(f" --set {shlex.quote(f'{name}={as_text(value)}')}" for name, value in one.changed().items())
+    return f"fromp run {shlex.quote(one.benchmark)} --method {shlex.quote(one.method)}{which}{changes}"
+
+
 def _notes_of(one: Experiment) -> Iterator[str]:
+    if plane.in_plane(one):
+        yield "Accuracy is that on the training data, as the paper reports it for the toy."
     if not one.seeds:
         yield "No task has been learned yet."
     elif unfinished := len(one.seeds) - len(one.finished):
@@ -130,6 +155,7 @@ def _with_transfer(one: Experiment, among: Sequence[Experiment]) -> Experiment:
 
 def _comparison_charts(experiments: Sequence[Experiment]) -> Iterator[Chart]:
     keys = {one.name: (one.benchmark, one.method) for one in experiments}
+    looks = {name: look(place) for name, place in zip(keys, places([one.method for one in experiments]), strict=True)}
     measured = {
         one.name: (100 * summary.mean, 100 * summary.stderr)
         for one in experiments
@@ -141,14 +167,16 @@ def _comparison_charts(experiments: Sequence[Experiment]) -> Iterator[Chart]:
         if (reported := published.AVERAGE_ACCURACY.get(key))
     }
     if measured:
-        yield _chart("After the last task", accuracy.final_accuracy(measured, paper), "Mean and standard error.")
+        drawn = accuracy.final_accuracy(measured, paper, looks)
+        yield _chart("After the last task", drawn, "Mean and standard error.")
     over_time = {one.name: one.matrices for one in experiments}
     if max((len(matrices[0]) for matrices in over_time.values()), default=0) > 1:
-        yield _chart("As tasks come", accuracy.average_over_time(over_time), "Bands are one standard error over seeds.")
+        drawn = accuracy.average_over_time(over_time, looks)
+        yield _chart("As tasks come", drawn, "Bands are one standard error over seeds.")
     steps = {one.name: [ms for seed in _milliseconds(one) for ms in seed if not math.isnan(ms)] for one in experiments}
     costs = {name: statistics.mean(values) for name, values in steps.items() if values}
     if len(costs) > 1:
-        yield _chart("Cost of a step", accuracy.step_costs(costs), f"Mean over tasks and seeds. {OF_A_STEP}")
+        yield _chart("Cost of a step", accuracy.step_costs(costs, looks), f"Mean over tasks and seeds. {OF_A_STEP}")
 
 
 def _planes(experiments: Sequence[Experiment]) -> Values:
@@ -173,16 +201,19 @@ def _planes(experiments: Sequence[Experiment]) -> Values:
     return {"planes": shown, "longest": longest, "key": key if remembered else []}
 
 
-def _charts(one: Experiment, several: bool) -> Iterator[Chart]:
+def _charts(one: Experiment, several: bool, lowest: float) -> Iterator[Chart]:
+    """lowest: the lowest accuracy of all runs on the page, in percent, so that their axes and shades are the same."""
     n, matrices = len(one.shown), one.matrices
     over = f"Mean over {n} seeds" if n > 1 else "One seed"
     bars, bands = (f"{over}; {what} are one standard error." if n > 1 else f"{over}." for what in ("bars", "bands"))
-    yield _chart("Accuracy matrix", accuracy.accuracy_matrix(matrices), f"{over}.", one)
+    drawn = accuracy.accuracy_matrix(matrices, min(90.0, lowest))
+    yield _chart("Accuracy matrix", drawn, f"{over}.", one)
     if len([row for row in matrices[0] if row]) > 1:
-        yield _chart("Accuracy over time", accuracy.accuracy_over_time(matrices), bands, one)
+        drawn = accuracy.accuracy_over_time(matrices, lowest)
+        yield _chart("Accuracy over time", drawn, bands, one)
     if several:
         return
-    if all(seed.forgetting is not None for seed in one.shown):
+    if len(matrices[0]) > 2 and all(seed.forgetting is not None for seed in one.shown):
         lost = f"Best accuracy of a task before the last one was learned, minus its accuracy after. {bars}"
         yield _chart("Forgetting", accuracy.forgetting(matrices), lost, one)
     if steps := _milliseconds(one):
@@ -259,8 +290,8 @@ def _seeds(experiments: Sequence[Experiment]) -> Table:
 def _facts(by_name: Mapping[str, Mapping[str, Any]], bold: set[str]) -> Iterator[Values]:
     """Each key's value, or, where the runs differ, the value of each."""
     for key in dict.fromkeys(key for values in by_name.values() for key in values):
-        texts = {name: _value(values.get(key)) for name, values in by_name.items()}
-        same = len(set(texts.values())) == 1
+        texts = {name: _value(values[key]) for name, values in by_name.items() if key in values}
+        same = len(texts) == len(by_name) and len(set(texts.values())) == 1
         text = next(iter(texts.values())) if same else "; ".join(f"{name}: {of}" for name, of in texts.items())
         yield {"name": _words(key), "text": text, "bold": key in bold}
 
@@ -268,7 +299,7 @@ def _facts(by_name: Mapping[str, Mapping[str, Any]], bold: set[str]) -> Iterator
 def _link(one: Experiment, out: Path) -> dict[str, str]:
     rows = as_csv([HEADS, *one.cells()]) if one.seeds else ""
     where = quote(one.path.relative_to(out).joinpath("results.json").as_posix())
-    return {"name": one.name, "address": where, "csv": rows and embed.address("text/csv", rows.encode())}
+    return {"name": one.name, "address": where, "csv": rows and pages.address("text/csv", rows.encode())}
 
 
 def _minus(text: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fromp.derivatives.model import evaluating
 from fromp.foundation.errors import CheckpointError
@@ -39,15 +39,21 @@ def boundaries(experiment: Experiment, seed: int) -> list[Boundary]:
         ) from error
 
 
-def _boundaries(stream: Stream, model: nn.Module, snapshots: Sequence[Snapshot]) -> Iterator[Boundary]:
-    points = [_dots(task.train.x.double().numpy(), task.train.y.numpy()) for task in stream]  # type: ignore[union-attr]
+def boundary_of(stream: Stream, model: nn.Module, task: int, memory: Sequence[tuple[Tensor, Tensor]]) -> Boundary:
+    """What a network predicts after or within a task, beside the data so far and what is remembered of it."""
+    points = [_dots(one.train.x.double().numpy(), one.train.y.numpy()) for one in stream]  # type: ignore[union-attr]
     extent = _extent(np.concatenate([x for x, _ in points]))
-    memory: list[tuple[Array, Array]] = []
+    kept = [(x.double().numpy(), y.double().numpy()) for x, y in memory]
+    return Boundary(task, extent, _probability(model, extent), points[:task], kept)
+
+
+def _boundaries(stream: Stream, model: nn.Module, snapshots: Sequence[Snapshot]) -> Iterator[Boundary]:
+    memory: list[tuple[Tensor, Tensor]] = []
     for snapshot in snapshots:
         model.load_state_dict(snapshot.weights)
         if kept := snapshot.memory:
-            memory.append((kept["inputs"].double().numpy(), kept["labels"].double().numpy()))
-        yield Boundary(snapshot.task, extent, _probability(model, extent), points[: snapshot.task], list(memory))
+            memory.append((kept["inputs"], kept["labels"]))
+        yield boundary_of(stream, model, snapshot.task, memory)
 
 
 def _probability(model: nn.Module, extent: tuple[float, float, float, float]) -> Array:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.table import Table as RichTable
 
 from fromp.foundation import storage
@@ -29,9 +30,15 @@ class Table:
 
     def terminal(self, title: str, numbers: bool = True) -> RichTable:
         """For a terminal."""
-        table = RichTable(title=title, title_justify="left", title_style="bold")
+        table = RichTable(
+            title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=0,
+            pad_edge=False, show_edge=False,
+        )  # fmt: skip
         for index, head in enumerate(self.heads):
-            table.add_column(head, justify="right" if numbers and index else "left")
+            right = numbers and index > 0
+            cells = [*head.split(), *(row[index] for row in self.rows)]  # headings may wrap, numbers may not
+            width = max(map(len, cells)) if right else None
+            table.add_column(head, justify="right" if right else "left", width=width)
         for row in self.rows:
             table.add_row(*row)
         return table

@@ -92,7 +92,8 @@ def _own_file(folder: Path, seed: int) -> Path:
 def parsed(path: Path, parse: Callable[[Any], T], way_out: str) -> T:
     """The content of a JSON file, or our error with its name."""
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
+        with storage.open_file(path) as file:
+            return parse(json.loads(file.read().decode()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise refused(path, error, way_out) from error
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fromp.derivatives.model import Weights
-from fromp.foundation.state import State
+from fromp.foundation.state import State, whole
 
 
 class Gaussians:
@@ -14,9 +14,10 @@ class Gaussians:
         self.mean, self.log_deviation = dict(mean), dict(log_deviation)
 
     @classmethod
-    def from_state(cls, state: State, device: torch.device) -> "Gaussians":
-        """The Gaussians that `state_dict` describes, on a device."""
-        return cls(*({name: v.to(device) for name, v in state[key].items()} for key in ("mean", "log_deviation")))
+    def from_state(cls, state: State, like: Weights) -> "Gaussians":
+        """The Gaussians that `state_dict` describes, over weights like these."""
+        mean, log_deviation = (whole(state, key, like) for key in ("mean", "log_deviation"))
+        return cls(mean, log_deviation)
 
     def state_dict(self) -> State:
         """Both moments of every weight."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fromp.derivatives.affine import LinearCall
+from fromp.derivatives.calls import LinearCall
 from fromp.derivatives.model import (
     Head,
     Weights,
@@ -24,10 +24,10 @@ from fromp.derivatives.model import (
 )
 from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
-from fromp.foundation.errors import FrompError
-from fromp.foundation.examples import Examples, SomeExamples, as_examples
+from fromp.foundation.errors import CheckpointError, FrompError
+from fromp.foundation.examples import Examples, SomeExamples, TaskData, as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field, set_generator, whole
 from fromp.lab.methods.base import TEST_SAMPLES, HeadBatch, Method, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
 from fromp.lab.methods.last_linear import last_linear
@@ -149,7 +149,7 @@ class VCL(Method):
         kept = {name: 1 - mask for name, mask in self._other_heads_only.items()}
         return kl(self._posterior(), self.prior, kept) / self.num_examples
 
-    def end_task(self, data: Any, head: Sequence[int] | None = None) -> None:
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         if self.coreset is not None and self._held is None:
             raise FrompError("no coreset has been withheld from this task; call begin_task before training on it.")
         if self._sampled is None:  # it was never begun
@@ -186,16 +186,30 @@ class VCL(Method):
         }
 
     def load_state_dict(self, state: State) -> None:
-        device = device_of(self.model)
+        device, like = device_of(self.model), self.log_deviation
+        log_deviation = whole(state, "log_deviation", like)
+        memories = [Memory.from_state(memory, device) for memory in field(state, "memories", list)]
+        prior, start = (Gaussians.from_state(field(state, key, dict), like) for key in ("prior", "start"))
+        refined = {
+            as_head(field(of, "head", list, type(None))): Gaussians.from_state(field(of, "q", dict), like)
+            for of in field(state, "refined", list)
+        }
+        if heads := {memory.head for memory in memories} ^ set(refined):
+            raise CheckpointError(f"the saved refined posteriors and coresets differ in {heads}; restore a copy.")
+        ended, num_examples = field(state, "ended", int), field(state, "num_examples", int)
+        sampled = field(state, "sampled", list, type(None))
+        if ended < 0 or num_examples < 0 or not set(map(str, sampled or ())) <= set(like):
+            raise CheckpointError("the saved 'ended', 'num_examples' or 'sampled' is wrong; restore it from a copy.")
+        if self.coreset is not None and len(memories) != ended:
+            raise CheckpointError(f"{len(memories)} coresets were saved after {ended} tasks; restore them from a copy.")
+        noise = torch.Generator(device)
+        set_generator(noise, state, "generator")
         with torch.no_grad():
-            for name, value in state["log_deviation"].items():
-                self.log_deviation[name].copy_(value)
-        self._memories = [Memory.from_state(memory, device) for memory in state["memories"]]
-        self.prior, self._start = (Gaussians.from_state(state[key], device) for key in ("prior", "start"))
-        self._refined = {as_head(of["head"]): Gaussians.from_state(of["q"], device) for of in state["refined"]}
-        self._noise.set_state(state["generator"].cpu())
-        self._ended, self.num_examples = state["ended"], state["num_examples"]
-        self._sampled = None if state["sampled"] is None else tuple(state["sampled"])
+            for name, value in log_deviation.items():
+                like[name].copy_(value)
+        self._memories, self.prior, self._start, self._refined = memories, prior, start, refined
+        self._noise, self._ended, self.num_examples = noise, ended, num_examples
+        self._sampled = None if sampled is None else tuple(sampled)
 
     def _posterior(self) -> Gaussians:
         return Gaussians(
@@ -297,7 +311,11 @@ def not_linear(model: nn.Module, x: Inputs, head: Head) -> tuple[str, ...]:
     weights = detached(model, trainable(model))
     with evaluating(model):
         tape = Tape(model, weights, x, head)
-    once = {name for call in tape.calls if isinstance(call, LinearCall) and call.a.ndim == 2 for name in call.names()}
+    once = {
+        use.names[0]
+        for use in tape.uses
+        if use.direct and isinstance(use.call, LinearCall) and use.call.once and tape.times[use.names[0]] == 1
+    }
     return tuple(name for name in weights if name not in once)
 
 
@@ -359,6 +377,7 @@ def _with_coreset(choose: Callable[[Likelihood, Any, int], Coreset]) -> Callable
 register(
     MethodCard(
         name="vcl",
+        colour=8,
         title="VCL",
         paper="Nguyen et al. 2018, Swaroop et al. 2019",
         keeps="means and deviations of the weights, the last and the initial ones",
@@ -387,6 +406,7 @@ register(
 register(
     MethodCard(
         name="vcl-memorable",
+        colour=9,
         title="VCL + memorable coreset",
         paper="Pan et al. 2020",
         keeps="what vcl keeps, one refined copy per head, FROMP's memorable points",

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from fromp.lab.report.figures.style import (
     COLOURS,
     INK,
-    LINES,
-    MARKERS,
     SHADES,
     SIZE,
     STYLE,
     Array,
+    Look,
+    look,
     new,
     plain,
     standard_error,
@@ -28,12 +28,15 @@ from fromp.lab.results.metrics import Matrix
 
 
 @rc_context(STYLE)
-def accuracy_matrix(matrices: Sequence[Matrix]) -> Figure:
-    """R_ij, the mean over seeds: row i after training on task i, column j the accuracy on task j."""
+def accuracy_matrix(matrices: Sequence[Matrix], lowest: float = 90.0) -> Figure:
+    """R_ij, the mean over seeds: row i after training on task i, column j the accuracy on task j.
+
+    lowest: the accuracy, in percent, whose shade is the palest; the same in figures that are to be compared.
+    """
     mean = 100 * _stack(matrices).mean(0)
     num_tasks = len(mean)
     figure, axes = new((max(4.6, 0.52 * num_tasks), 1.5 + 1.9 * min(1.0, num_tasks / 5)))
-    low = min(90.0, float(np.nanmin(mean)))
+    low = min(lowest, float(np.nanmin(mean)))
     norm = Normalize(low, max(float(np.nanmax(mean)), low + 5))
     size = 9.5 if num_tasks <= 7 else 8.5
     for (i, j), value in np.ndenumerate(mean):
@@ -55,17 +58,20 @@ def accuracy_matrix(matrices: Sequence[Matrix]) -> Figure:
 
 
 @rc_context(STYLE)
-def accuracy_over_time(matrices: Sequence[Matrix]) -> Figure:
-    """The accuracy on each task as later ones are learned: mean over seeds, and a band of one standard error."""
+def accuracy_over_time(matrices: Sequence[Matrix], lowest: float = 100.0) -> Figure:
+    """The accuracy on each task as later ones are learned: mean over seeds, and a band of one standard error.
+
+    lowest: an accuracy, in percent, that the axis reaches down to; the same in figures that are to be compared.
+    """
     values = 100 * _stack(matrices)
     num_tasks = values.shape[1]
     figure, axes = new()
     after = np.arange(1, num_tasks + 1)
     for task in range(num_tasks):
-        _line(axes, after[task:], values[:, task:, task], task, f"task {task + 1}")
+        _line(axes, after[task:], values[:, task:, task], look(task), f"task {task + 1}")
     average = np.stack([np.nanmean(values[:, i, :], axis=1) for i in range(num_tasks)], axis=1)
     axes.plot(after, average.mean(0), color=INK, linewidth=2.4, alpha=0.55, label="average", zorder=1)
-    _accuracy_axis(axes, values)
+    _accuracy_axis(axes, np.append(values, lowest))
     _task_axis(axes, after, "tasks learned")
     figure.legend(loc="outside lower center", ncols=min(4, num_tasks + 1), columnspacing=1.2)
     return figure
@@ -100,17 +106,17 @@ def cost(by_run: Sequence[Sequence[float]], label: str) -> Figure:
 
 
 @rc_context(STYLE)
-def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
+def average_over_time(by_name: Mapping[str, Sequence[Matrix]], looks: Mapping[str, Look]) -> Figure:
     """The average accuracy over the tasks so far, a line for each method."""
     columns = min(3, len(by_name))
     rows = -(-len(by_name) // columns)
     figure, axes = new((SIZE[0], SIZE[1] + 0.18 * (rows - 1)))
     every, longest = [], 1
-    for index, (name, matrices) in enumerate(by_name.items()):
+    for name, matrices in by_name.items():
         average = np.array([[100 * np.mean(row) if row else np.nan for row in matrix] for matrix in matrices])
         every.append(average.ravel())
         longest = max(longest, average.shape[1])
-        _line(axes, np.arange(1, average.shape[1] + 1), average, index, plain(name))
+        _line(axes, np.arange(1, average.shape[1] + 1), average, looks[name], plain(name))
     _accuracy_axis(axes, np.concatenate(every))
     axes.set_ylabel("average accuracy so far, %")
     _task_axis(axes, np.arange(1, longest + 1), "tasks learned")
@@ -119,11 +125,11 @@ def average_over_time(by_name: Mapping[str, Sequence[Matrix]]) -> Figure:
 
 
 @rc_context(STYLE)
-def step_costs(by_name: Mapping[str, float]) -> Figure:
+def step_costs(by_name: Mapping[str, float], looks: Mapping[str, Look]) -> Figure:
     """Milliseconds per step, one bar per method."""
     figure, axes = _rows(by_name, 0.3, "ms per step")
     places = np.arange(len(by_name))
-    axes.barh(places, list(by_name.values()), height=0.6, color=COLOURS[0], alpha=0.85)
+    axes.barh(places, list(by_name.values()), height=0.6, color=[looks[n].colour for n in by_name], alpha=0.85)
     for index, value in enumerate(by_name.values()):
         axes.annotate(f"{value:.3g}", (value, index), (3, 0), textcoords="offset points", va="center", color=INK)
     axes.set_xlim(0, 1.12 * max(by_name.values()))
@@ -131,12 +137,14 @@ def step_costs(by_name: Mapping[str, float]) -> Figure:
 
 
 @rc_context(STYLE)
-def final_accuracy(by_name: Mapping[str, tuple[float, float]], paper: Mapping[str, tuple[float, float]]) -> Figure:
+def final_accuracy(
+    by_name: Mapping[str, tuple[float, float]], paper: Mapping[str, tuple[float, float]], looks: Mapping[str, Look]
+) -> Figure:
     """The average accuracy after the last task, mean and standard error, beside the paper's, all in percent."""
     figure, axes = _rows(by_name, 0.36, "average accuracy, %")
     places = np.arange(len(by_name))
     means, errors = np.array(list(by_name.values())).T
-    colours = [COLOURS[index % len(COLOURS)] for index in places]
+    colours = [looks[name].colour for name in by_name]
     axes.hlines(places, means - errors, means + errors, colors=colours, linewidth=2.2)
     axes.scatter(means, places, color=colours, s=44, zorder=3, label="measured")
     shown = [(index + 0.26, *paper[name]) for index, name in enumerate(by_name) if name in paper]
@@ -173,17 +181,13 @@ def _stack(matrices: Sequence[Matrix]) -> Array:
     return stacked
 
 
-def _line(axes: Axes, x: NDArray[np.int64], values: Array, index: int, label: str) -> None:
-    colour = COLOURS[index % len(COLOURS)]
+def _line(axes: Axes, x: NDArray[np.int64], values: Array, look: Look, label: str) -> None:
     mean, error = values.mean(0), standard_error(values)
-    axes.plot(
-        x, mean, color=colour, linestyle=LINES[index // len(COLOURS) % len(LINES)],
-        marker=MARKERS[(index + index // len(COLOURS)) % len(MARKERS)], label=label, zorder=3,
-    )  # fmt: skip
+    axes.plot(x, mean, color=look.colour, linestyle=look.line, marker=look.marker, label=label, zorder=3)
     if error is not None and len(x) > 1:
-        axes.fill_between(x, mean - error, mean + error, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(x, mean - error, mean + error, color=look.colour, alpha=0.2, linewidth=0)
     elif error is not None:
-        axes.vlines(x, mean - error, mean + error, color=colour, alpha=0.5)
+        axes.vlines(x, mean - error, mean + error, color=look.colour, alpha=0.5)
 
 
 def _bars(axes: Axes, values: Array) -> None:

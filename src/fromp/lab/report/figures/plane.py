@@ -28,7 +28,7 @@ def decision_boundary(boundary: Boundary) -> Figure:
     """One panel of `toy_strip`, transparent, without a caption."""
     figure = Figure(figsize=(4.4, 4.4 * _aspect(boundary)))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    _draw_boundary(axes, boundary)
+    draw_boundary(axes, boundary)
     return figure
 
 
@@ -44,12 +44,12 @@ def toy_strip(boundaries: Sequence[Boundary], captions: Sequence[str] | None = N
     for index, (boundary, text) in enumerate(zip(boundaries, said, strict=True)):
         left = index * (width + gap) / whole
         axes = figure.add_axes((left, caption / (height + caption), width / whole, height / (height + caption)))
-        _draw_boundary(axes, boundary)
+        draw_boundary(axes, boundary)
         axes.text(0.5, -0.04, text, transform=axes.transAxes, ha="center", va="top", color=INK, fontsize=13)
     return figure
 
 
-def _draw_boundary(axes: Axes, boundary: Boundary) -> None:
+def draw_boundary(axes: Axes, boundary: Boundary) -> None:
     """Tints that grow with confidence, the line where neither class is likelier, dots, and large outlined memory."""
     left, right, bottom, top = boundary.extent
     p = boundary.probability

@@ -1,7 +1,7 @@
 """One style for all figures: colour-blind safe, text as text, readable on light and dark paper."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
@@ -29,6 +29,22 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.7, "lines.markersize": 4.5,
     "svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": "fromp",
 }  # fmt: skip
+
+
+class Look(NamedTuple):
+    """How a method is drawn, in every figure alike."""
+
+    colour: str
+    line: str
+    marker: str
+
+
+def look(place: int) -> Look:
+    """The look at a place: colours first, then other lines and markers."""
+    rounds = place // len(COLOURS)
+    line, marker = LINES[rounds % len(LINES)], MARKERS[(place + rounds) % len(MARKERS)]
+    return Look(COLOURS[place % len(COLOURS)], line, marker)
+
 
 SIZE = (4.6, 3.1)  # inches: two beside each other on a page, one on a phone
 Array = NDArray[np.float64]

@@ -1,0 +1,134 @@
+"""Functional regularisation of mixed past."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fromp.derivatives.model import of_head, outputs, trains_as_it_predicts
+from fromp.foundation import inputs
+from fromp.foundation.examples import TaskData, as_examples
+from fromp.functional import Functional
+from fromp.lab.methods.base import HeadBatch, Method, Penalised
+from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
+from fromp.lab.settings import AtLeastOne, NotNegative, settings
+from fromp.likelihoods import Likelihood
+from fromp.medoids import medoids
+from fromp.metrics.divergence import Divergence
+from fromp.metrics.logits import Logits
+from fromp.metrics.means import Means
+from fromp.metrics.output_hessian import OutputHessian
+from fromp.metrics.pointwise import Pointwise
+from fromp.mixed_past import MixedPast
+from fromp.regulariser import Loss
+
+METRICS: dict[str, Pointwise] = {
+    "logits": Logits(), "means": Means(), "output-hessian": OutputHessian(), "divergence": Divergence(),
+    "distillation": Divergence(2.0),
+}  # fmt: skip
+
+
+# How the points to remember are scored: by their inputs and classes, for so many points, with a seed.
+Points: TypeAlias = Callable[[Tensor, Tensor, int, int], Tensor]
+POINTS: dict[str, Points | None] = {
+    "random": None, "medoids": lambda x, y, size, seed: medoids(x, y, size, seed=seed)
+}  # fmt: skip
+
+
+class AtPresentBatch(Penalised):
+    """mean nll + regulariser.penalty(x, head), for regularisers that look at the present minibatch."""
+
+    def __init__(self, regulariser: Functional, points: Points | None = None, seed: int = 0) -> None:
+        super().__init__(regulariser)
+        self._functional, self._points, self._seed = regulariser, points, seed
+        self._one_pass: bool | None = None  # whether one pass serves both terms
+
+    def loss(self, batch: Sequence[HeadBatch]) -> Loss:
+        ((x, y, head),) = batch  # it trains on one task at a time
+        if self._one_pass is None:
+            self._one_pass = trains_as_it_predicts(self.model, x)
+        if not self._one_pass:
+            return Loss(self.data_loss(batch), self._functional.penalty(x, head))
+        f = outputs(self.model, x)
+        return Loss(self.likelihood.nll(of_head(f, head), y).mean(), self._functional.penalty(x, head, f))
+
+    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
+        """Keep the points that its scores choose; random ones without."""
+        if self._points is None:
+            self._functional.end_task(data, head)
+            return
+        examples = as_examples(data)
+        x, y = examples.take(torch.arange(len(examples)))
+        pixels = torch.cat([part.flatten(1) for part in inputs.tensors(x)], 1)
+        scores = self._points(pixels, self.likelihood.classes(y), self._functional.memory_size, self._seed)
+        self._functional.end_task(examples, head, scores=scores)
+
+
+@settings
+class MixedPastSettings:
+    """What MixedPast is built with."""
+
+    memory: AtLeastOne
+    """Points kept of each task."""
+    strength: NotNegative = 0.03
+    """Weight of the distance at mixtures of remembered points."""
+    present_strength: NotNegative = 0.02
+    """Weight of the distance of resting heads at the present minibatch."""
+    label_strength: NotNegative = 0.0
+    """Weight of the nll of remembered points."""
+    weight_strength: NotNegative = 0.0
+    """Weight of the parabola around the old weights."""
+    points_per_step: AtLeastOne = 256
+    """Mixtures per step; half as many remembered points are drawn for their labels."""
+    metric: Literal["logits", "means", "output-hessian", "divergence", "distillation"] = "logits"
+    """The distance of outputs: logits, means, output-hessian, divergence, or distillation (at temperature 2)."""
+    points: Literal["random", "medoids"] = "random"
+    """Which points of a class are kept: random ones, or those nearest to the centres of k-means."""
+
+
+def _mixed_past(model: nn.Module, likelihood: Likelihood, s: MixedPastSettings, seed: int) -> Method:
+    return AtPresentBatch(
+        MixedPast(
+            model,
+            likelihood,
+            s.memory,
+            s.strength,
+            s.present_strength,
+            label_strength=s.label_strength,
+            weight_strength=s.weight_strength,
+            points_per_step=s.points_per_step,
+            metric=METRICS[s.metric],
+            seed=seed,
+        ),
+        POINTS[s.points],
+        seed,
+    )
+
+
+MULTI_HEAD = {"strength": 0.004, "present_strength": 0.004, "points_per_step": 128}
+SHARED_HEAD = {"label_strength": 1.0, "points_per_step": 128, "points": "medoids"}
+
+register(
+    MethodCard(
+        name="mixed-past",
+        title="MixedPast",
+        paper="this library",
+        keeps="random points; the previous network",
+        step_cost="a second minibatch, and a third without its gradient",
+        settings=MixedPastSettings,
+        build=_mixed_past,
+        random_memory=True,
+        colour=18,
+        presets={
+            **UNCLIPPED,
+            "split-*": {"lr": 1e-3, "schedule": "linear-decay"},
+            "permuted-*": {"schedule": "linear-decay"},
+            "permuted-mnist": {"lr": 3e-3, "strength": 0.05},
+            "split-mnist": MULTI_HEAD,
+            "split-fashion": MULTI_HEAD,
+            "split-mnist-domain": {**SHARED_HEAD, "epochs": 3, "strength": 0.1},
+            "split-*-class": {**SHARED_HEAD, "epochs": 5, "strength": 1.0, "metric": "distillation"},
+        },
+    )
+)

@@ -1,0 +1,30 @@
+"""MixedPast in the laboratory: it looks at the minibatch that a step trains on."""
+
+import pytest
+import torch
+from oracles.small import HEADS, data, move, network
+from torch import nn
+
+from fromp import Categorical, MixedPast
+from fromp.lab.methods.mixed_past import AtPresentBatch
+
+
+@pytest.mark.parametrize("noisy", [False, True], ids=["one pass", "dropout"])
+def test_a_step_descends_the_loss_of_three_lines(noisy):
+    model = nn.Sequential(*network(), *([nn.Dropout(0.5)] if noisy else []))
+    method = AtPresentBatch(MixedPast(model, Categorical(), 4, 0.3, 0.5, points_per_step=8))
+    for task in range(2):
+        method.end_task(data(task), HEADS[task])
+    move(model, 0.3)
+    (x, y), passes = data(2), []
+    draws = method.regulariser._generator.get_state()
+    method.loss([(x, y, HEADS[2])])  # the first one finds out whether one pass will do
+    method.regulariser._generator.set_state(draws)
+    model.register_forward_pre_hook(lambda model, given: passes.append((len(given[0]), model.training)))
+    torch.manual_seed(1)
+    loss = method.loss([(x, y, HEADS[2])])
+    assert passes == ([(12, True), (8 + 12, False)] if noisy else [(12, True), (8, False)])
+    method.regulariser._generator.set_state(draws)
+    torch.manual_seed(1)
+    assert loss.data.item() == method.data_loss([(x, y, HEADS[2])]).item()
+    assert loss.penalty.item() == pytest.approx(method.regulariser.penalty(x, HEADS[2]).item(), rel=1e-12)
