@@ -14,11 +14,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import batch_norm
 import profile_step
+import safety_grid
 
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
 from fromp.lab.bench import detectors
+from fromp.lab.bench.curvature import table as curvature_table
 from fromp.lab.bench.table import table as bench_table
 from fromp.lab.benchmarks.networks import MLP
 from fromp.lab.benchmarks.streams import StreamOptions
@@ -141,6 +144,20 @@ def summary(results: Path, benchmarks: str, *methods: str) -> str:
     return Table(["", *benchmarks.split(",")], rows).markdown()
 
 
+def glance(results: Path, benchmarks: str, *methods: str) -> str:
+    """Average accuracy at a glance: methods by benchmarks, above what the paper and others since have published."""
+    names = benchmarks.split(",")
+    rows = []
+    for method in methods:
+        found = [_summary(_experiment(results / name / method)) for name in names]
+        rows.append([f"`{method}`", *(f"{values[0]} ({values[2]})" if values else "–" for values in found)])
+    paper = [published.AVERAGE_ACCURACY.get((name, "fromp")) for name in names]
+    best = [published.BEST_SINCE.get(name) for name in names]
+    rows.append(["*FROMP in the paper*", *(f"*{found}*" if found else "–" for found in paper)])
+    rows.append(["*best published since*", *(f"*{one.accuracy} ({one.by})*" if one else "–" for one in best)])
+    return Table(["", *(name for name in names)], rows).markdown()
+
+
 def by_task(results: Path, benchmark: str) -> str:
     """The accuracy on each task after the last, one row per method with its preset."""
     rows = []
@@ -254,12 +271,24 @@ def measured(results: Path, what: str) -> str:
         files = [results / "detection" / f"{name}.json" for name in detectors.TRIALS]
         return detectors.table([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
     if what == "demo":
-        toy = find(results / "toy" / "fromp")[0]
-        seconds = 5 * math.ceil(min(seed.seconds for seed in toy.finished) / 5)  # of a run that had a core for itself
-        accuracy = next(100 * (seed.average_accuracy or 0.0) for seed in toy.finished if seed.seed == 0)
-        return f"`make demo` then takes about {seconds} seconds and ends with an average accuracy of {accuracy:.1f} %."
-    file = {"quick": "quick/took.json", "bench": "bench/bench.json", "profile": "bench/profile.json"}[what]
+        both = [find(results / "toy" / method)[0] for method in ("finetune", "fromp")]
+        # Of runs that had a core for themselves.
+        seconds = 10 * math.ceil(sum(min(seed.seconds for seed in one.finished) for one in both) / 10)
+        first = [next(seed for seed in one.finished if seed.seed == 0) for one in both]
+        plain, held = (f"{100 * (seed.average_accuracy or 0.0):.1f} %" for seed in first)
+        return (
+            f"`make demo` then takes about {seconds} seconds. Plain training ends with {plain} over the five tasks, "
+            f"FROMP with {held}."
+        )
+    file = {
+        "quick": "quick/took.json",
+        "bench": "bench/bench.json",
+        "profile": "bench/profile.json",
+        "curvature": "bench/curvature.json",
+    }[what]
     found = json.loads((results / file).read_text(encoding="utf-8"))
+    if what == "curvature":
+        return curvature_table(found)
     machine = "{cores} cores of {processor}".format(**found["environment"])
     if what == "bench":
         return f"Measured on {machine}, torch {found['environment']['torch']}.\n\n{bench_table(found)}"
@@ -271,9 +300,37 @@ def measured(results: Path, what: str) -> str:
     )
 
 
+def defaults(results: Path, what: str) -> str:
+    """What FROMP's defaults were measured to do: `safety` or `batch_norm`."""
+    found = json.loads((results / "defaults" / f"{what}.json").read_text(encoding="utf-8"))
+    return {"safety": safety_grid.table, "batch_norm": batch_norm.table}[what](found)
+
+
+UNCERTAINTY = {  # what `tools/uncertainty.py` measures, and the heading of its column
+    "classes": {"nll": "nll", "ece": "ECE", "auroc": "AUROC"},
+    "regression": {
+        "coverage": "coverage", "width": "width", "nll": "nll", "foreign coverage": "foreign coverage",
+        "foreign width": "foreign width", "foreign nll": "foreign nll",
+    },
+}  # fmt: skip
+
+
+def uncertainty(results: Path, kind: str) -> str:
+    """How well stated uncertainty agrees with what happened: mean and standard error over seeds."""
+    rows, columns = [], UNCERTAINTY[kind]
+    for file in sorted((results / "uncertainty").glob("*.json")):
+        runs = json.loads(file.read_text(encoding="utf-8"))["runs"]
+        for way in runs[0]:
+            if all(column in runs[0][way] for column in columns):
+                found = (metrics.summarise([run[way][column] for run in runs]) for column in columns)
+                rows.append([f"`{file.stem}`: {way}", *(f"{one.mean:.3g} ± {one.stderr:.1g}" for one in found if one)])
+    return Table(["", *columns.values()], rows).markdown()
+
+
 TABLES: dict[str, Callable[..., str]] = {
-    "runs": runs, "tried": tried, "summary": summary, "by-task": by_task, "curve": curve, "exhibits": exhibits,
-    "settings": settings, "presets": presets, "methods": methods, "task-free": task_free, "measured": measured,
+    "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
+    "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
+    "measured": measured, "defaults": defaults, "uncertainty": uncertainty,
 }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
     python tools/golden.py write FILE.json    run all cases and write every number of them
     python tools/golden.py compare REV        run all cases here and at a git revision, and compare them bit for bit
-    python tools/golden.py keep               renew tests/oracles/golden, which tests/test_golden.py compares with
+    python tools/golden.py keep [METHOD ...]  renew tests/oracles/golden, which tests/test_golden.py compares with
+                                              (all cases, or those of some methods)
 
 Bits differ between processors, so what `keep` writes has no hashes, and the tests compare runs with a tolerance.
 `write` and `compare` take about a minute on two cores.
@@ -27,7 +28,7 @@ TESTED = 20  # examples of each task whose outputs are compared
 
 METHODS = (
     "fromp", "fromp-l2", "frorp", "frorp-l2", "ewc", "dlp", "si", "vcl", "vcl-coreset", "vcl-memorable",
-    "functional-l2", "replay", "der++", "frcl-random", "frcl-trace", "finetune", "separate", "joint",
+    "functional-l2", "replay", "der++", "mixed-past", "frcl-random", "frcl-trace", "finetune", "separate", "joint",
 )  # fmt: skip
 # What a few methods have beside, made quick.
 QUICK = {"vcl-coreset": {"coreset_epochs": 20}, "vcl-memorable": {"coreset_epochs": 20}, "frcl-trace": {"search": 20}}
@@ -162,10 +163,14 @@ def write(file: Path) -> None:
     file.write_text(_lines({name: record(name) for name in CASES}), encoding="utf-8")
 
 
-def keep() -> None:
-    """Renew what the tests compare with."""
+def keep(methods: list[str]) -> None:
+    """Renew what the tests compare with: every case, or those of some methods."""
     KEPT.mkdir(parents=True, exist_ok=True)
-    (KEPT / "runs.json").write_text(_lines({name: summary(record(name)) for name in CASES}), encoding="utf-8")
+    file = KEPT / "runs.json"
+    kept = json.loads(file.read_text(encoding="utf-8")) if methods else {}
+    again = {name for name, (_, method, _) in CASES.items() if method in methods or name not in kept}
+    runs = {name: summary(record(name)) if name in again else kept[name] for name in CASES}
+    file.write_text(_lines(runs), encoding="utf-8")
     (KEPT / "settings.json").write_text(_lines(settings()), encoding="utf-8")
 
 
@@ -230,7 +235,7 @@ if __name__ == "__main__":
             write(Path(file))
         case ["compare", revision]:
             sys.exit(compare(revision))
-        case ["keep"]:
-            keep()
+        case ["keep", *methods]:
+            keep(methods)
         case _:
             sys.exit(__doc__)
