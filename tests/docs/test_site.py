@@ -1,0 +1,43 @@
+"""The documentation site: links that lead somewhere there too, and a build without a warning."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import site_pages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("index.md", "[data](docs/library/own-data.md#the-loop)", "[data](library/own-data.md#the-loop)"),
+        ("index.md", "![picture](docs/figures/forgetting.gif)", "![picture](figures/forgetting.gif)"),
+        ("library/own-data.md", "[all](../../results/toy/README.md)", "[all](../results/toy/README.md)"),
+        ("library/own-data.md", "[front](../../README.md#three-lines)", "[front](../index.md#three-lines)"),
+        ("library/method.md", "[code](../../src/fromp/gp.py)", "code"),
+        ("results/toy/README.md", "[back](../../docs/lab/results.md)", "[back](../../lab/results.md)"),
+        ("library/method.md", "[paper](https://arxiv.org/abs/2004.14070)", "[paper](https://arxiv.org/abs/2004.14070)"),
+        ("library/method.md", "[above](#the-loop)", "[above](#the-loop)"),
+    ],
+)
+def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
+    assert site_pages.rewritten(text, page) == expected
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Holds a network" in (tmp_path / "site" / "reference.html").read_text()
+    assert "https://fonts" not in (tmp_path / "site" / "index.html").read_text()
+
+
+def test_the_version_is_the_same_everywhere():
+    import fromp
+
+    assert f"version: {fromp.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f'version = "{fromp.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
