@@ -1,22 +1,35 @@
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test test-slow lint docs clean
+.PHONY: setup demo test test-slow lint docs site clean
 
 setup: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@echo "Installing fromp and everything that its tests need into .venv, once ..."
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) '.[dev]'
+	@touch .venv/lab $@
 
-demo: setup
-	$(BIN)/fromp run toy --out runs/demo
+.venv/lab: pyproject.toml constraints.txt
+	@echo "Installing fromp and its laboratory into .venv, once: a minute or two ..."
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) '.[lab]'
+	@touch $@
+
+demo: .venv/lab
+	@echo "Five tasks, one after another: first by plain training, then with FROMP. About a minute ..."
+	@$(BIN)/fromp compare toy --methods finetune,fromp --out runs/demo
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup
+.venv/frameworks: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,frameworks,site]'
+	touch $@
+
+test-slow: setup .venv/frameworks
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
@@ -27,5 +40,8 @@ lint: setup
 docs: setup
 	$(BIN)/python tools/fill_tables.py
 
+site: .venv/frameworks
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv site .mypy_cache .pytest_cache .ruff_cache *.egg-info
