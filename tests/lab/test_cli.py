@@ -201,6 +201,8 @@ def test_a_comparison_as_json(tmp_path, capsys):
     assert err == ""
     assert [result["method"] for result in said["results"]] == methods
     assert said["results"][0]["folder"] == str(tmp_path / "finetune")
+    (difference,) = said["differences"]
+    assert (difference["method"], difference["less"], difference["n"], difference["p"]) == ("finetune", "ewc", 1, None)
     assert said["report"] == str(tmp_path / "report.html")
 
 

@@ -180,7 +180,7 @@ def compare(
 ) -> int:  # fmt: skip
     """Learn a benchmark with several methods.
 
-    For example:
+    With several seeds, the first method is compared with each other one seed by seed. For example:
 
         fromp compare toy --methods fromp,ewc,finetune,separate --seeds 3
 
@@ -192,7 +192,7 @@ def compare(
     from fromp.lab import report
     from fromp.lab.engine.jobs import learn
     from fromp.lab.methods.bounds import SEPARATE
-    from fromp.lab.results import store
+    from fromp.lab.results import paired, store
     from fromp.lab.results.format import results_table
     from fromp.lab.results.plan import comparison
 
@@ -210,10 +210,13 @@ def compare(
         for name in names:
             store.add_forward_transfer(out / name, out / SEPARATE.name)
     page = report.write(out)
+    first, *others = found = [store.read(out / name) for name in names]
     if json:
-        results = [_recorded(out / name) for name in names]
-        return print_json({"results": results, "folder": str(out), "report": str(page)})
-    console.print(results_table([store.read(out / name) for name in names]).terminal(benchmark))
+        results, differences = [_recorded(out / name) for name in names], paired.as_json(first, others)
+        return print_json({"results": results, "differences": differences, "folder": str(out), "report": str(page)})
+    console.print(results_table(found).terminal(benchmark))
+    if (table := paired.differences_table(first, others)).rows:
+        console.print(table.terminal("paired by seed, %; p of a t-test per row"))
     console.print(f"report: {page}", soft_wrap=True)
     return 0
 
