@@ -19,7 +19,7 @@ from fromp.foundation.examples import TensorExamples
 from fromp.lab.benchmarks.streams import Task
 from fromp.lab.benchmarks.toy import TOY_VARIATIONS, Blobs
 from fromp.likelihoods import Categorical, Gaussian, Likelihood
-from fromp.regulariser import Regulariser
+from fromp.protocol import Regulariser
 
 TASKS, STEPS, BATCH = 3, 100, 32
 

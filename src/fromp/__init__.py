@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from fromp.metrics.means import Means
     from fromp.metrics.output_hessian import OutputHessian
     from fromp.mixed_past import MixedPast
-    from fromp.regulariser import FROMP, Regulariser
+    from fromp.protocol import Regulariser
+    from fromp.regulariser import FROMP
     from fromp.taskfree.detectors import Calibrated, Welch
     from fromp.taskfree.learner import TaskFree
     from fromp.tuning import Suggestion, suggest_tau
@@ -101,7 +102,8 @@ _NAMES_IN = {
     "metrics.means": "Means",
     "metrics.output_hessian": "OutputHessian",
     "mixed_past": "MixedPast",
-    "regulariser": "FROMP Regulariser",
+    "protocol": "Regulariser",
+    "regulariser": "FROMP",
     "taskfree.detectors": "Calibrated Welch",
     "taskfree.learner": "TaskFree",
     "tuning": "Suggestion suggest_tau",

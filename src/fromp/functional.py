@@ -25,7 +25,7 @@ from fromp.derivatives.model import (
     outputs_of_parts,
     trainable,
 )
-from fromp.derivatives.watch import WeightWatch, fingerprint
+from fromp.derivatives.watch import WeightWatch, as_fingerprint, fingerprint
 from fromp.foundation import inputs, storage
 from fromp.foundation.arrays import Numbers
 from fromp.foundation.checked import Setting, count, number
@@ -38,7 +38,8 @@ from fromp.gp import ggn_diagonal
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, Score, Select, assess, per_class, random_score, remember
 from fromp.metrics.pointwise import Pointwise
-from fromp.regulariser import LIKELIHOODS, _fingerprint, _name_of, _named, no_penalty
+from fromp.naming import LIKELIHOODS, built, description
+from fromp.protocol import no_penalty
 
 
 @dataclass(frozen=True)
@@ -186,16 +187,14 @@ class Functional(ABC):
     def state_dict(self) -> State:
         """Memory, the old network and the draws; the model's present weights are not part of it."""
         return {
-            "likelihood": {
-                "name": _name_of(LIKELIHOODS, type(self.likelihood)), "settings": self.likelihood.settings()
-            },
+            "likelihood": description(LIKELIHOODS, self.likelihood),
             "fingerprint": fingerprint(self.model),
             "dtype": str(dtype_of(self.model)).removeprefix("torch."),
             "teacher": _tensors(self._teacher) if self._teacher else None,
             "precision": dict(self.precision),
             "memories": [memory.state_dict() for memory in self.memories],
             "generator": self._generator.get_state(),
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Return to a state that `state_dict` gave, if the model is of the same kind.
@@ -225,7 +224,7 @@ class Functional(ABC):
                 ) from error
         generator = torch.Generator()
         set_generator(generator, state, "generator")
-        watch = WeightWatch(self.model, _fingerprint(field(state, "fingerprint", dict)) if past else None)
+        watch = WeightWatch(self.model, as_fingerprint(field(state, "fingerprint", dict)) if past else None)
         self.precision, self._teacher, self._past, self._generator = precision, teacher, past, generator
         self._watch = watch
 
@@ -234,11 +233,11 @@ class Functional(ABC):
         """What `save` wrote, in the regulariser that `make(state, likelihood)` gives."""
         state = storage.read(path, cls.__name__)
         trainable(model)
-        named = field(state, "likelihood", dict)
         if likelihood is None:
-            kind = _named(LIKELIHOODS, field(named, "name", str), "likelihood")
             try:
-                likelihood = kind(**field(named, "settings", dict))
+                likelihood = built(LIKELIHOODS, field(state, "likelihood", dict), "likelihood")
+            except CheckpointError:
+                raise
             except (FrompError, TypeError) as error:
                 raise CheckpointError(f"the saved likelihood is wrong: {error} Restore the folder.") from error
         reg = make(state, likelihood)

@@ -30,6 +30,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def wide_weight(weight: Tensor) -> Tensor:
+    """The weight in single precision at least, in which what is computed from it is kept."""
+    return weight.detach().to(wide(weight.dtype))
+
+
 class OutputsChanged(DataError):
     """A task is held on all outputs, and the model gives more or fewer than it did."""
 

@@ -1,18 +1,18 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
-import math
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias, final, runtime_checkable
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
 from fromp import gp, growth, ownership
+from fromp.compatible import check_anchor, check_shapes
 from fromp.constancy import Attributes, attributes, check_attributes, check_unmoved, means
-from fromp.curvature import Curvature, ExactGGN, SignGGN
+from fromp.curvature import Curvature
 from fromp.derivatives.budget import MEMORY_BUDGET, points_per_pass
 from fromp.derivatives.keywords import WithKeywords, checked_keywords, with_keywords
 from fromp.derivatives.model import (
@@ -20,18 +20,15 @@ from fromp.derivatives.model import (
     Picked,
     Weights,
     as_head,
-    check_head,
     detached,
     device_of,
     dtype_of,
-    evaluating,
     named_weights,
-    outputs,
     trainable,
 )
 from fromp.derivatives.runaway import RunawayWatch
 from fromp.derivatives.sharded import on_whole_weights
-from fromp.derivatives.watch import Fingerprint, WeightWatch, check_alike, fingerprint
+from fromp.derivatives.watch import WeightWatch, check_alike, fingerprint
 from fromp.foundation import inputs, storage
 from fromp.foundation.arrays import Numbers, as_tensors
 from fromp.foundation.checked import Setting, count, count_or_none, number, number_or_none, positive
@@ -40,91 +37,30 @@ from fromp.foundation.errors import CheckpointError, DataError, FrompError, warn
 from fromp.foundation.examples import TaskData, arrange, as_examples
 from fromp.foundation.inputs import Constant, Inputs
 from fromp.foundation.shards import Shards
-from fromp.foundation.state import State, field, flatten, renamed, set_generator, tensor, weights
+from fromp.foundation.state import State, field, flatten, renamed
 from fromp.inspection import Inspection, inspect
 from fromp.keeping import Keep, Transform
-from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from fromp.likelihoods import Likelihood
 from fromp.memory import (
     Memory,
     Score,
     Select,
     assess,
     check_scores,
-    least_memorable,
     memorability,
     per_class,
-    random_score,
     remember,
-    top,
 )
 from fromp.metrics.full_kernel import FullKernel
-from fromp.metrics.identity_kernel import IdentityKernel
 from fromp.metrics.kernel import Kernel
-from fromp.prior import Anchor, FunctionalPrior, OutputsChanged, wide
+from fromp.naming import CURVATURES, EXACTLY, KERNELS, LIKELIHOODS, SCORES, SELECTIONS, built, description, name_of
+from fromp.prior import Anchor, FunctionalPrior, OutputsChanged, wide, wide_weight
+from fromp.protocol import no_penalty
+from fromp.restoring import SETTINGS, restored, saved_options
 from fromp.uncertainty import Uncertainty, those_of
 
 Place: TypeAlias = tuple[torch.device, torch.dtype]
 NO_TASKS = torch.empty(0, dtype=torch.long)
-
-SETTINGS = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget", "total_memory")
-LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
-CURVATURES: dict[str, type[Curvature]] = {c.__name__: c for c in (ExactGGN, SignGGN)}
-EXACTLY = {"name": ExactGGN.__name__, "settings": {}}  # what a folder without it was saved with
-KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
-SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorable, random_score)}
-SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}
-
-
-class Loss(NamedTuple):
-    """The two terms whose sum a step descends, both scalars."""
-
-    data: Tensor
-    penalty: Tensor
-
-    def descend(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> float:
-        """One step down the sum; the norm of its gradient if that is clipped, else infinity."""
-        optimizer.zero_grad()
-        (self.data + self.penalty).backward()
-        norm = math.inf
-        if clip is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            norm = float(nn.utils.clip_grad_norm_(parameters, clip))
-        optimizer.step()
-        return norm
-
-    def detach(self) -> "Loss":
-        """Its values alone."""
-        return Loss(self.data.detach(), self.penalty.detach())
-
-
-@runtime_checkable
-class Regulariser(Protocol):
-    """A method that holds past tasks by a penalty: all that `TaskFree` and other training loops need."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that is trained."""
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """What its outputs mean."""
-
-    def penalty(self) -> Tensor:
-        """What is added to the mean nll: a scalar, zero before the first task has ended."""
-
-    def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
-        """Keep what is needed of this task; its data can be deleted afterwards."""
-
-    def state_dict(self) -> State:
-        """Everything kept of the past, as nested dicts and lists of tensors and JSON values."""
-
-    def load_state_dict(self, state: State) -> None:
-        """Return to a state that `state_dict` gave, on the model's device."""
-
-
-def no_penalty(model: nn.Module) -> Tensor:
-    """Zero, on the model's device, that can be descended: the penalty before any task has ended."""
-    return torch.zeros((), device=device_of(model), requires_grad=True)
 
 
 @final
@@ -282,7 +218,7 @@ class FROMP:
         with ranks.agreement():
             self._check_place()
             self._grow()
-            self._check_shapes({name: list(value.shape) for name, value in self.precision.items()})
+            check_shapes(self._network, {name: list(value.shape) for name, value in self.precision.items()})
             check_attributes(self._network, self.likelihood, self._anchors(), self._attributes)
             data, head = arrange(data, labels_or_head, head)
             examples, head = as_examples(data, dtype_of(self._network), ranks.size), as_head(head)
@@ -356,7 +292,9 @@ class FROMP:
         memories = those_of(self.memories, head, given)
         weights = detached(self._network, trainable(self._network))
         v = 1 / positive("weight_precision", weight_precision)
-        variance = {name: torch.full_like(_wide(weight), v, requires_grad=False) for name, weight in weights.items()}
+        variance = {
+            name: torch.full_like(wide_weight(weight), v, requires_grad=False) for name, weight in weights.items()
+        }
         return Uncertainty(
             self._network,
             self.likelihood,
@@ -405,7 +343,7 @@ class FROMP:
         names = dict.fromkeys([*self.precision, *other.precision])
         weights = {name: weight for name, weight in named_weights(self._network).items() if name in names}
         p, q, p0 = (
-            {name: site._precision_of(name, weight).to(_wide(weight)) for name, weight in weights.items()}
+            {name: site._precision_of(name, weight).to(wide_weight(weight)) for name, weight in weights.items()}
             for site in (self, other, start)
         )
         precision = ownership.joined(p0, p, q)
@@ -482,25 +420,11 @@ class FROMP:
         """
         state = storage.read(path, "fromp")
         trainable(model)
-        settings, named = field(state, "settings", dict), field(state, "likelihood", dict)
-        options = {name: settings.get(name) for name in SETTINGS}
-        kinds: dict[str, tuple[Mapping[str, Any], Any]] = {
-            "kernel": (KERNELS, kernel), "score": (SCORES, score), "select": (SELECTIONS, select)
-        }  # fmt: skip
-        options |= {
-            role: own if own is not None else _named(known, field(settings, role, str), role)
-            for role, (known, own) in kinds.items()
-        }
-        if output is None and (name := settings.get("output")) is not None:
-            _named({}, str(name), "output")
+        options = saved_options(state, kernel, score, select, output)
         try:
-            if likelihood is None:
-                kind = _named(LIKELIHOODS, field(named, "name", str), "likelihood")
-                likelihood = kind(**field(named, "settings", dict))
-            if curvature is None:
-                kept = field({"curvature": EXACTLY} | state, "curvature", dict)
-                found = _named(CURVATURES, field(kept, "name", str), "curvature")
-                curvature = found(**field(kept, "settings", dict))
+            likelihood = likelihood or built(LIKELIHOODS, field(state, "likelihood", dict), "likelihood")
+            kept = field({"curvature": EXACTLY} | state, "curvature", dict)
+            curvature = curvature or built(CURVATURES, kept, "curvature")
             reg = cls(model, likelihood, output=output, keep=keep, curvature=curvature, **options)
         except CheckpointError:
             raise
@@ -513,16 +437,15 @@ class FROMP:
         """Memory, precision, prior and draws; the model's weights are not part of it."""
         settings = {name: getattr(self, name) for name in SETTINGS}
         settings |= {
-            "kernel": _name_of(KERNELS, self.kernel),
-            "score": _name_of(SCORES, self.score),
-            "select": _name_of(SELECTIONS, self.select),
-            "output": None if self._output is None else _name_of({}, self._output),
+            "kernel": name_of(KERNELS, self.kernel),
+            "score": name_of(SCORES, self.score),
+            "select": name_of(SELECTIONS, self.select),
+            "output": None if self._output is None else name_of({}, self._output),
         }
-        likelihood = _name_of(LIKELIHOODS, type(self.likelihood))
         return {
             "settings": settings,
-            "likelihood": {"name": likelihood, "settings": self.likelihood.settings()},
-            "curvature": {"name": _name_of(CURVATURES, type(self.curvature)), "settings": self.curvature.settings()},
+            "likelihood": description(LIKELIHOODS, self.likelihood),
+            "curvature": description(CURVATURES, self.curvature),
             "weights": {name: list(value.shape) for name, value in self.precision.items()},
             "fingerprint": fingerprint(self._network, self.precision),
             "fixed": self._watch.fixed,
@@ -542,42 +465,12 @@ class FROMP:
         the names of the model's parameters are longer, or shorter, than those of the state.
         """
         state = renamed(state, ("weights", "precision", "fingerprint", "fixed"), prefix, named_weights(self._network))
-        self._check_shapes(field(state, "weights", dict))
-        rows = {name: shape[0] for name, shape in state["weights"].items() if shape}  # fewer where a layer has grown
-        known = {
-            name: _wide(w)[: rows[name]] if name in rows else _wide(w)
-            for name, w in named_weights(self._network).items()
-        }
-        precision = weights(state, "precision", known)
-        if wrong := [name for name, value in precision.items() if not bool((value > 0).all())]:
-            raise CheckpointError(f"the saved precision of '{wrong[0]}' is not positive; restore it from a copy.")
-        made_by = field(state, "keep", dict, type(None)) if "keep" in state else None  # older states have none
-        if made_by is not None:
-            self._keep.check(made_by)
-        device, now = self._place_of_model()
-        try:
-            then = getattr(torch, field(state, "dtype", str), None)
-            if not isinstance(then, torch.dtype):
-                raise CheckpointError(
-                    f"the saved 'dtype' {state['dtype']!r} is not one of torch; restore it from a copy."
-                )
-            found = [Anchor.from_state(task, self.kernel, device) for task in field(state, "tasks", list)]
-            anchors = [anchor.to(device, then, now) for anchor in found]
-            grown = bool(growth.grown(precision, named_weights(self._network)))
-            for anchor in anchors:
-                self._check_anchor(anchor, grown)
-        except DataError as error:
-            raise CheckpointError(f"a saved memory does not fit the model: {error}") from error
-        turns = tensor(state, "turns", -1, floating=False).cpu()
-        if len(turns) != len(turns.unique()) or bool(((turns < 0) | (turns >= len(anchors))).any()):
-            raise CheckpointError(f"the saved 'turns' do not name {len(anchors)} tasks; restore it from a copy.")
-        generator = torch.Generator()
-        set_generator(generator, state, "generator")
-        saved, fixed = (_fingerprint(field(state, key, dict)) for key in ("fingerprint", "fixed"))
-        self._set_prior(self._prior_of(anchors), turns)
-        self.precision, self._generator, self._made_by = precision, generator, made_by
-        self._watch, self._attributes = WeightWatch(self._network, saved, fixed, precision), Attributes()
-        self._place = device, now
+        place = self._place_of_model()
+        found = restored(state, self._network, self.likelihood, self.kernel, self._keep, place)
+        self._set_prior(self._prior_of(found.anchors), found.turns)
+        self.precision, self._generator, self._made_by = found.precision, found.generator, found.made_by
+        self._watch = WeightWatch(self._network, found.fingerprint, found.fixed, found.precision)
+        self._attributes, self._place = Attributes(), place
 
     def _prepared(self, x: Inputs, keywords: Mapping[str, Constant]) -> Inputs:
         """Inputs as the model takes them."""
@@ -658,7 +551,7 @@ class FROMP:
         known = self.precision.get(name)
         if known is not None:
             return growth.extended(known, like, self.prior_precision)
-        return torch.full_like(_wide(like), self.prior_precision, requires_grad=False)
+        return torch.full_like(wide_weight(like), self.prior_precision, requires_grad=False)
 
     def _prior_at(self, memories: list[Memory], precision: dict[str, Tensor], ranks: Ranks) -> FunctionalPrior:
         return FunctionalPrior.at(
@@ -688,85 +581,13 @@ class FROMP:
             raise FrompError(f"the likelihoods are {kinds[0]} and {kinds[1]}; sites can be merged only with the same.")
         if site._made_by is not None:
             self._keep.check(site._made_by)
-        self._check_shapes({name: list(value.shape) for name, value in site.precision.items()})
+        check_shapes(self._network, {name: list(value.shape) for name, value in site.precision.items()})
         (device, now), (_, then) = self._place_of_model(), site._place
         found, grown = [], growth.grown(site.precision, named_weights(self._network))
         for anchor in site._anchors():
             anchor = anchor.to(device, then, now)
             if grown:
                 anchor = growth.on_its_outputs(anchor, self._network)
-            self._check_anchor(anchor)
+            check_anchor(self._network, self.likelihood, anchor)
             found.append(anchor.memory)
         return found
-
-    def _check_anchor(self, anchor: Anchor, grown: bool = False) -> None:
-        """An error unless the model can take the memory's inputs, and gives the outputs that were remembered.
-
-        grown: whether it may give more of them, because its layers have more rows.
-        """
-        memory = anchor.memory
-        try:
-            with evaluating(self._network), torch.no_grad():
-                found = outputs(self._network, inputs.take(memory.inputs, slice(0, 2))).shape[1]
-        except (RuntimeError, TypeError, LookupError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                f"the model cannot take the saved inputs ({error}); load into the same model."
-            ) from error
-        if memory.head is not None:
-            check_head(memory.head, found)
-        expected = found if memory.head is None else len(memory.head)
-        if memory.head is None and grown:
-            expected = min(found, len(anchor.mean))
-        if len(anchor.mean) != expected:
-            raise CheckpointError(
-                f"a task was saved with {len(anchor.mean)} outputs, the model gives {expected} for it; load into the "
-                "same model."
-            )
-        self.likelihood.check_labels(memory.labels, expected)
-
-    def _check_shapes(self, past: Mapping[str, Any]) -> None:
-        """An error unless the weights are those that the past was remembered with."""
-        present = {name: list(weight.shape) for name, weight in named_weights(self._network).items()}
-        for name, shape in past.items():
-            if name not in present:
-                raise CheckpointError(
-                    f"the model has no parameter '{name}', the remembered one had; use the same model"
-                    f"{_other_prefix(name, present)}."
-                )
-            if present[name] != shape and not growth.has_grown(present[name], shape):
-                raise CheckpointError(
-                    f"the parameter '{name}' is {present[name]}, in the remembered model it was {shape}; use the same "
-                    "model. A layer may gain rows, of which the first are those it had, and nothing else."
-                )
-
-
-def _fingerprint(saved: dict[str, Any]) -> Fingerprint:
-    if not all(isinstance(of, list) and list(map(type, of)) == [float, float] for of in saved.values()):
-        raise CheckpointError("the saved 'fingerprint' is not two numbers for each weight; restore it from a copy.")
-    return saved
-
-
-def _other_prefix(name: str, present: Collection[str]) -> str:
-    """Which prefix to give, if the name is the model's but for one."""
-    for own in present:
-        for longer, shorter in ((own, name), (name, own)):
-            if longer.endswith(f".{shorter}"):
-                return f", or, as the model has '{own}', load(..., prefix='{longer.removesuffix(shorter)}')"
-    return ""
-
-
-def _wide(weight: Tensor) -> Tensor:
-    """The weight in single precision at least, in which what is computed from it is kept."""
-    return weight.detach().to(wide(weight.dtype))
-
-
-def _name_of(known: Mapping[str, Any], thing: Any) -> str:
-    """The name under which `_named` finds a thing of ours again; any other gets one that it will not find."""
-    name = getattr(thing, "__name__", repr(thing))
-    return name if known.get(name) is thing else f"{getattr(thing, '__module__', '')}.{name}"
-
-
-def _named(known: Mapping[str, Any], name: str, role: str) -> Any:
-    if name not in known:
-        raise CheckpointError(f"the saved {role} '{name}' is your own; give it again: load(..., {role}=...).")
-    return known[name]

@@ -219,5 +219,5 @@ def test_what_is_saved_is_what_holds_the_network(tmp_path):
     reg.save(tmp_path / "memory")
     again = FROMP.load(tmp_path / "memory", model)
     assert len(again.memories) == 3
-    assert again.penalty().item() == 0
+    assert again.penalty().item() < 1e-9  # all tasks in one pass round otherwise than one by one
     assert max(again.drift()) < 1e-6

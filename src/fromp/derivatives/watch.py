@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fromp.derivatives.model import Head, named_buffers, named_weights
 from fromp.derivatives.sharded import whole
 from fromp.foundation.collectives import Ranks
-from fromp.foundation.errors import DataError, FrompError, FrompWarning
+from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
 
 Fingerprint: TypeAlias = dict[str, list[float]]  # mean and norm of each parameter and buffer
 
@@ -35,6 +35,13 @@ def fingerprint(model: nn.Module, known: Mapping[str, Tensor] | None = None) -> 
     device = numbers[0].device if numbers else None
     found = torch.stack([pair.to(device) for pair in numbers]).tolist() if numbers else []  # waits for the device once
     return dict(zip(names, found, strict=True))
+
+
+def as_fingerprint(saved: Mapping[str, Any]) -> Fingerprint:
+    """A fingerprint read from a file, or an error that says that it is none."""
+    if not all(isinstance(pair, list) and list(map(type, pair)) == [float, float] for pair in saved.values()):
+        raise CheckpointError("the saved 'fingerprint' is not two numbers for each weight; restore it from a copy.")
+    return dict(saved)
 
 
 def check_alike(model: nn.Module, head: Head, ranks: Ranks) -> None:

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from torch.utils.data import DataLoader
 
 from fromp.integrations.part import part_of
-from fromp.regulariser import Regulariser
+from fromp.protocol import Regulariser
 
 R = TypeVar("R", bound=Regulariser)
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from fromp.derivatives.model import bare
 from fromp.foundation.errors import FrompError
 from fromp.integrations.part import part_of
-from fromp.regulariser import Regulariser
+from fromp.protocol import Regulariser
 
 
 class RegulariserPlugin:

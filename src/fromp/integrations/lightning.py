@@ -11,7 +11,8 @@ from fromp.derivatives.model import device_of, dtype_of
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.foundation.state import State
 from fromp.integrations.part import part_of
-from fromp.regulariser import FROMP, Regulariser
+from fromp.protocol import Regulariser
+from fromp.regulariser import FROMP
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

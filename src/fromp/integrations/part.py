@@ -6,7 +6,7 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from fromp.foundation.collectives import ALONE
-from fromp.regulariser import Regulariser
+from fromp.protocol import Regulariser
 
 WHOLE = (SequentialSampler, RandomSampler, DistributedSampler)
 

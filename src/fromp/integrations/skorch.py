@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from fromp.foundation.errors import FrompError, install
-from fromp.regulariser import Regulariser
+from fromp.protocol import Regulariser
 
 try:
     from skorch.callbacks import Callback

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from fromp.foundation import storage
 from fromp.integrations.part import part_of
-from fromp.regulariser import Regulariser
+from fromp.protocol import Regulariser
 
 FOLDER = "fromp"  # within a checkpoint or a saved model
 

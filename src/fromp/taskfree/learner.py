@@ -14,7 +14,7 @@ from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import Batch
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State, moments, restore_moments
-from fromp.regulariser import Loss, Regulariser
+from fromp.protocol import Loss, Regulariser
 from fromp.taskfree.detectors import Calibrated, Detector, Verdict
 from fromp.taskfree.evidence import Evidence
 from fromp.taskfree.reservoir import Reservoir

@@ -13,7 +13,7 @@ from rich.console import Console
 from fromp.lab.cli import main
 from fromp.lab.engine.run import Progress
 from fromp.lab.engine.watch import BESIDE, POST, Bars, Board, Pace, Posting, boundaries_line, fitting, parts, whole
-from fromp.regulariser import Loss
+from fromp.protocol import Loss
 
 
 def test_scalars_go_on_from_task_to_task_whatever_their_length(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from fromp.foundation.examples import Examples
 from fromp.foundation.state import State, field, moments, restore_moments
 from fromp.lab.benchmarks.training import SCHEDULES, Training
 from fromp.lab.methods.base import HeadBatch, Method, TrainingSets, by_set
-from fromp.regulariser import Loss
+from fromp.protocol import Loss
 
 
 class Fit:

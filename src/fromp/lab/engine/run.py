@@ -33,7 +33,7 @@ from fromp.lab.results.plan import Given, Plan
 from fromp.lab.results.record import SeedResult
 from fromp.likelihoods import Categorical
 from fromp.memory import Memory
-from fromp.regulariser import Loss
+from fromp.protocol import Loss
 
 CHECKPOINT_SECONDS = 60.0
 

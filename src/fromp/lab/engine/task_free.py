@@ -19,7 +19,7 @@ from fromp.lab.results import metrics
 from fromp.lab.results.plan import Plan
 from fromp.lab.results.record import SeedResult
 from fromp.memory import Memory
-from fromp.regulariser import Loss
+from fromp.protocol import Loss
 from fromp.taskfree.detectors import DETECTORS
 from fromp.taskfree.learner import TaskFree
 

@@ -12,7 +12,7 @@ from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
-from fromp.regulariser import Loss, Regulariser, no_penalty
+from fromp.protocol import Loss, Regulariser, no_penalty
 
 HeadBatch = tuple[Inputs, Tensor, Head]  # examples of one head
 TrainingSets = Sequence[tuple[Examples, Head]]  # examples, and the head that each set of them belongs to

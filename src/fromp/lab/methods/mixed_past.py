@@ -21,7 +21,7 @@ from fromp.metrics.means import Means
 from fromp.metrics.output_hessian import OutputHessian
 from fromp.metrics.pointwise import Pointwise
 from fromp.mixed_past import MixedPast
-from fromp.regulariser import Loss
+from fromp.protocol import Loss
 
 METRICS: dict[str, Pointwise] = {
     "logits": Logits(), "means": Means(), "output-hessian": OutputHessian(), "divergence": Divergence(),

@@ -16,7 +16,7 @@ from fromp.lab.methods.base import Penalised
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import NotNegative, settings
 from fromp.likelihoods import Likelihood
-from fromp.regulariser import no_penalty
+from fromp.protocol import no_penalty
 
 
 class Quadratic(ABC):

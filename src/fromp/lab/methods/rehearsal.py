@@ -18,7 +18,7 @@ from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, random_score, remember
-from fromp.regulariser import no_penalty
+from fromp.protocol import no_penalty
 
 
 class Rehearsal(ABC):

@@ -14,7 +14,7 @@ from fromp.lab.methods.base import HeadBatch, Penalised, TrainingSets
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import NotNegative, Positive, settings
 from fromp.likelihoods import Likelihood
-from fromp.regulariser import Loss
+from fromp.protocol import Loss
 
 
 @final
