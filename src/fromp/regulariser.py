@@ -283,7 +283,7 @@ class FROMP:
 
             known = reg.uncertainty()
             known.novelty(x)          # 0 to 1: is x unlike what was learned?
-            known.interval(x, 0.9)    # in regression: where the label lies
+            known.calibrated(x_held_out, y_held_out).interval(x, 0.9)    # in regression: where the label lies
 
         weight_precision: of the weights around their present values, before the memory: 1 unless you know better.
         Unlike `predict`, it does not use the precision, which holds no correlation between weights.

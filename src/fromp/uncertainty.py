@@ -1,6 +1,7 @@
 """How much a network knows at an input: its GP with the memory as data."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, NamedTuple, final
 
 import torch
@@ -11,6 +12,7 @@ from fromp.derivatives.budget import MEMORY_BUDGET
 from fromp.derivatives.model import Head, Weights, evaluating, outputs
 from fromp.foundation import inputs
 from fromp.foundation.errors import DataError, FrompError
+from fromp.foundation.examples import TensorExamples, labelled
 from fromp.foundation.inputs import Inputs, is_constant
 from fromp.likelihoods import Gaussian, Likelihood
 from fromp.memory import Memory
@@ -53,6 +55,7 @@ class Uncertainty:
     ) -> None:
         self._model, self._likelihood, self._variance, self._head = model, likelihood, variance, head
         self._prepare, self._memory_budget = prepare, memory_budget
+        self._scale: Tensor | float = 1.0  # of the variance of a label, from `calibrated`
         self._points = _joined(memories)
         with evaluating(model), torch.no_grad():
             f = torch.cat([outputs(model, points, head) for points in self._points])
@@ -76,24 +79,39 @@ class Uncertainty:
         """How little is known at x, from 0 to 1, to rank inputs by: `Likelihood.novelty`, (b,)."""
         return self._likelihood.novelty(*self.latent(x))
 
-    def interval(self, x: Any, level: float = 0.9, noise: float | None = None) -> Interval:
+    def interval(self, x: Any, level: float = 0.9) -> Interval:
         """f(x) -+ z sqrt(s2(x) + noise), which holds the label with probability `level`: for regression.
 
-        noise: the variance of labels around the true function, that of the `Gaussian` unless given. The mean squared
-        error on held-out data is a good one.
+        The noise is that of the `Gaussian`. What it is told, and a weight precision of 1, are guesses: `calibrated`
+        replaces them by what was seen.
         """
-        if not isinstance(self._likelihood, Gaussian):
-            raise FrompError(
-                f"intervals are for Gaussian(), and the likelihood is {type(self._likelihood).__name__}()."
-            )
+        self._for_regression("intervals are")
         if not 0 < level < 1:
             raise FrompError(f"level={level} is not a probability between 0 and 1, such as 0.9.")
-        if noise is not None and not noise > 0:
-            raise FrompError(f"noise={noise} must be positive: it is the variance of the labels.")
         f, variance = self.latent(x)
         z = 2**0.5 * float(torch.erfinv(torch.tensor(level, dtype=torch.double)))
-        reach = z * (variance + (self._likelihood.noise(f) if noise is None else noise)).sqrt()
+        reach = z * (self._scale * (variance + self._likelihood.noise(f))).sqrt()
         return Interval(f - reach, f + reach)
+
+    def calibrated(self, x: Any, y: Any) -> "Uncertainty":
+        """The same, with intervals that fit held-out data: (s2 + noise) times a scale of each output, which is
+
+            scale_c = mean (y_c - f_c(x))^2 / (s2_c(x) + noise)
+
+        the most likely one, if the noise and the variance of the weights are known up to a common factor.
+        """
+        self._for_regression("calibrated() is")
+        examples = TensorExamples(*labelled((x, y)))
+        f, variance = self.latent(examples.x)
+        self._likelihood.check_labels(examples.y, f.shape[-1])
+        errors = (examples.y.to(f).reshape(f.shape) - f).square()
+        found = copy(self)
+        found._scale = (errors / (variance + self._likelihood.noise(f))).mean(0)
+        return found
+
+    def _for_regression(self, what: str) -> None:
+        if not isinstance(self._likelihood, Gaussian):
+            raise FrompError(f"{what} for Gaussian(), and the likelihood is {type(self._likelihood).__name__}().")
 
     def _kernel(self, x: Inputs, z: Inputs) -> Tensor:
         if x is z:

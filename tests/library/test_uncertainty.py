@@ -114,8 +114,61 @@ def test_with_everything_kept_it_is_bayesian_linear_regression():
     lower, upper = known.interval(at, 0.9)
     torch.testing.assert_close((lower + upper) / 2, model(at).detach())
     torch.testing.assert_close(upper - lower, 2 * 1.6448536269514722 * (expected + 0.25).sqrt())
-    lower, upper = known.interval(at, 0.5, noise=0.01)
-    torch.testing.assert_close(upper - lower, 2 * 0.6744897501960817 * (expected + 0.01).sqrt())
+    lower, upper = known.interval(at, 0.5)
+    torch.testing.assert_close(upper - lower, 2 * 0.6744897501960817 * (expected + 0.25).sqrt())
+
+
+def bayesian(generator, unit):
+    """A linear model at its posterior mean, the uncertainty of its regulariser, and data it has not seen.
+
+    The weights have precision 0.5 and the labels 4, both in a unit of y: told to the regulariser are 0.5 and 4.
+    """
+    x = torch.randn(90, 3, generator=generator).double()
+    rows = torch.cat([x, torch.ones(90, 1)], 1)
+    w = torch.randn(4, generator=generator).double() / 0.5**0.5
+    y = unit * (rows @ w + 0.5 * torch.randn(90, generator=generator).double())
+    seen = rows[:10]
+    best = torch.linalg.solve(0.5 * torch.eye(4) + 4 * seen.T @ seen, 4 * seen.T @ y[:10])
+    model = nn.Linear(3, 1).double()
+    with torch.no_grad():
+        model.weight.copy_(best[None, :3])
+        model.bias.copy_(best[3:])
+    reg = FROMP(model, Gaussian(4.0), memory_size=10, jitter=1e-3)
+    reg.end_task((x[:10], y[:10]))
+    return reg.uncertainty(weight_precision=0.5), (x[10:50], y[10:50]), (x[50:], y[50:])
+
+
+@pytest.mark.parametrize(("unit", "calibrated"), [(1.0, False), (7.0, True)])
+def test_intervals_cover_what_they_say(unit, calibrated):
+    """Averaged over functions drawn from the prior; in another unit than the one told, after `calibrated`."""
+    generator, covered = torch.Generator().manual_seed(0), {0.5: [], 0.9: []}
+    for _ in range(60):
+        known, held_out, (x, y) = bayesian(generator, unit)
+        known = known.calibrated(*held_out) if calibrated else known
+        for level, found in covered.items():
+            lower, upper = known.interval(x, level)
+            found.append(((lower[:, 0] < y) & (y < upper[:, 0])).double().mean())
+    for level, found in covered.items():
+        assert abs(float(torch.stack(found).mean()) - level) < 0.05
+
+
+def test_calibrated_intervals_change_units_with_the_labels():
+    (one, held_out, (x, _)), (seven, wider, _) = (bayesian(torch.Generator().manual_seed(0), u) for u in (1.0, 7.0))
+    before = one.interval(x)
+    ours, theirs = one.calibrated(*held_out).interval(x), seven.calibrated(*wider).interval(x)
+    torch.testing.assert_close(7 * ours.lower, theirs.lower)
+    torch.testing.assert_close(7 * ours.upper, theirs.upper)
+    torch.testing.assert_close(one.interval(x), before)  # `calibrated` makes another
+
+
+def test_each_output_is_calibrated_by_its_own_errors():
+    _, reg = taught(Gaussian(4.0), [None], 2)
+    known, (x, _) = reg.uncertainty(), data(3, 30)
+    f, variance = known.latent(x)
+    y = f + (variance + 0.25).sqrt() * torch.tensor([2.0, 0.1]) * torch.randn(30, 1).sign()
+    narrow, wide = known.interval(x), known.calibrated(x, y.numpy()).interval(x)
+    ratio = (wide.upper - wide.lower) / (narrow.upper - narrow.lower)
+    torch.testing.assert_close(ratio, torch.tensor([2.0, 0.1]).double().expand(30, 2))
 
 
 @pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian(4.0)], ids=lambda one: type(one).__name__)
@@ -154,6 +207,8 @@ def test_what_cannot_be_asked():
     known = reg.uncertainty()
     with pytest.raises(FrompError, match=r"intervals are for Gaussian\(\), and the likelihood is Categorical\(\)"):
         known.interval(data(0)[0])
+    with pytest.raises(FrompError, match=r"calibrated\(\) is for Gaussian\(\), and the likelihood is Categorical"):
+        known.calibrated(*data(0))
     with pytest.raises(FrompError, match="weight_precision=0 must be positive"):
         reg.uncertainty(weight_precision=0)
     with pytest.raises(DataError, match="uncertainty nor the model's forward takes 'task'"):
@@ -164,5 +219,6 @@ def test_what_cannot_be_asked():
     for level in (0, 1, 90):
         with pytest.raises(FrompError, match=f"level={level} is not a probability"):
             reg.uncertainty().interval(data(0)[0], level)
-    with pytest.raises(FrompError, match="noise=0 must be positive"):
-        reg.uncertainty().interval(data(0)[0], noise=0)
+    for y, message in [(torch.zeros(12, 3), "head of 2 outputs"), (torch.zeros(11, 2), "12 inputs but 11 labels")]:
+        with pytest.raises(DataError, match=message):
+            reg.uncertainty().calibrated(data(0)[0], y)
