@@ -20,6 +20,7 @@ ORDER = [
     "medoids",
     "metrics",
     "contexts",
+    "formats",
     "naming",
     "prior",
     "constancy",

@@ -14,7 +14,6 @@ from fromp.metrics.kernel import Kernel
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
 CURVATURES: dict[str, type[Curvature]] = {c.__name__: c for c in (ExactGGN, SignGGN)}
-EXACTLY = {"name": ExactGGN.__name__, "settings": {}}  # what a folder without it was saved with
 KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
 SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorable, random_score)}
 SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}

@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from fromp import gp, growth, ownership
+from fromp import formats, gp, growth, ownership
 from fromp.compatible import check_anchor, check_shapes
 from fromp.constancy import Attributes, attributes, check_attributes, check_unmoved, means
 from fromp.curvature import Curvature
@@ -53,7 +53,7 @@ from fromp.memory import (
 )
 from fromp.metrics.full_kernel import FullKernel
 from fromp.metrics.kernel import Kernel
-from fromp.naming import CURVATURES, EXACTLY, KERNELS, LIKELIHOODS, SCORES, SELECTIONS, built, description, name_of
+from fromp.naming import CURVATURES, KERNELS, LIKELIHOODS, SCORES, SELECTIONS, built, description, name_of
 from fromp.prior import Anchor, FunctionalPrior, OutputsChanged, wide, wide_weight
 from fromp.protocol import no_penalty
 from fromp.restoring import SETTINGS, restored, saved_options
@@ -397,7 +397,7 @@ class FROMP:
         """Write everything but the model's weights into a folder, atomically; of several ranks the first one writes."""
         state = self.state_dict()  # on every rank, because split weights are gathered for it
         if self.ranks.rank == 0:
-            storage.write(path, "fromp", state)
+            storage.write(path, formats.KIND, state)
 
     @classmethod
     def load(
@@ -418,13 +418,12 @@ class FROMP:
         prefix: by which the names of the model's parameters are longer, or shorter, than those that were saved: "net."
         where the model has become the `net` of another module.
         """
-        state = storage.read(path, "fromp")
+        state = formats.read(path)
         trainable(model)
         options = saved_options(state, kernel, score, select, output)
         try:
             likelihood = likelihood or built(LIKELIHOODS, field(state, "likelihood", dict), "likelihood")
-            kept = field({"curvature": EXACTLY} | state, "curvature", dict)
-            curvature = curvature or built(CURVATURES, kept, "curvature")
+            curvature = curvature or built(CURVATURES, field(state, "curvature", dict), "curvature")
             reg = cls(model, likelihood, output=output, keep=keep, curvature=curvature, **options)
         except CheckpointError:
             raise
@@ -464,7 +463,8 @@ class FROMP:
         Everything is checked before anything is changed. The settings stay those of this regulariser. prefix: by which
         the names of the model's parameters are longer, or shorter, than those of the state.
         """
-        state = renamed(state, ("weights", "precision", "fingerprint", "fixed"), prefix, named_weights(self._network))
+        mine = named_weights(self._network)
+        state = renamed(formats.completed(state), ("weights", "precision", "fingerprint", "fixed"), prefix, mine)
         place = self._place_of_model()
         found = restored(state, self._network, self.likelihood, self.kernel, self._keep, place)
         self._set_prior(self._prior_of(found.anchors), found.turns)

@@ -51,7 +51,7 @@ def restored(
     precision = weights(state, "precision", known)
     if wrong := [name for name, value in precision.items() if not bool((value > 0).all())]:
         raise CheckpointError(f"the saved precision of '{wrong[0]}' is not positive; restore it from a copy.")
-    made_by = field(state, "keep", dict, type(None)) if "keep" in state else None  # older states have none
+    made_by = field(state, "keep", dict, type(None))
     if made_by is not None:
         keep.check(made_by)
     anchors = _anchors(state, model, likelihood, kernel, place, bool(growth.grown(precision, present)))

@@ -8,11 +8,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +27,8 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
     import msvcrt
+
+Converter: TypeAlias = Callable[[dict[str, Tensor], Any], State]
 
 MANIFEST = "manifest.json"
 LOCK = ".fromp-lock"
@@ -78,25 +80,36 @@ def write(folder: str | os.PathLike, kind: str, state: State) -> None:
         ) from error
 
 
-def read(folder: str | os.PathLike, kind: str) -> State:
-    """What `write` wrote, after checking every byte of it; a writer at work meanwhile does no harm."""
+def read(folder: str | os.PathLike, kind: str, older: Mapping[int, Converter] | None = None) -> State:
+    """What `write` wrote, after checking every byte of it; a writer at work meanwhile does no harm.
+
+    older: for each earlier format that can be read, what makes a state of its tensors and JSON values.
+    """
     folder = Path(folder)
     for _ in range(RETRIES):
         manifest = _manifest(folder)
         try:
-            return _read(folder, kind, manifest)
+            return _read(folder, kind, manifest, older or {})
         except CheckpointError:
             if _manifest(folder) == manifest:  # nobody has replaced what it names
                 raise
     raise CheckpointError(f"{folder} is being written all the time; stop the process that writes it.")
 
 
-def _read(folder: Path, kind: str, manifest: dict[str, Any]) -> State:
+def kind_and_format(folder: str | os.PathLike) -> tuple[Any, Any]:
+    """What a folder's manifest says that it holds, and in which format."""
+    manifest = _manifest(Path(folder))
+    return manifest.get("kind"), manifest.get("format")
+
+
+def _read(folder: Path, kind: str, manifest: dict[str, Any], older: Mapping[int, Converter]) -> State:
     if manifest.get("kind") != kind:
         raise CheckpointError(f"{folder} holds '{manifest.get('kind')}', not '{kind}'; name the right folder.")
-    if manifest.get("format") != FORMAT:
+    written = manifest.get("format")
+    convert = unflatten if written == FORMAT else older.get(written) if type(written) is int else None
+    if convert is None:
         raise CheckpointError(
-            f"{folder} has format {manifest.get('format')}, this version of fromp reads {FORMAT}; "
+            f"{folder} has format {written}, this version of fromp reads {FORMAT}; "
             "read it with the version that wrote it."
         )
     data = {}
@@ -115,7 +128,7 @@ def _read(folder: Path, kind: str, manifest: dict[str, Any]) -> State:
                 "restore the folder from a copy."
             )
     try:
-        return unflatten(parse_tensors(data["tensors"]), json.loads(data["state"]))
+        return convert(parse_tensors(data["tensors"]), json.loads(data["state"]))
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot parse {folder}: {error}; restore it from a copy.") from error
 

@@ -7,7 +7,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Learner"]
 
-COMMANDS = ("learn", "evaluate", "predict", "inspect", "forget", "merge")  # which need the extra `learn` alone
+COMMANDS = (
+    "learn",
+    "evaluate",
+    "predict",
+    "inspect",
+    "forget",
+    "merge",
+    "upgrade",
+)  # which need the extra `learn` alone
 
 
 def __getattr__(name: str) -> Any:

@@ -221,6 +221,23 @@ def merge(
     return _print(str(learner.evaluate()))
 
 
+@app.command(group=MONTHS, sort_key=7)
+def upgrade(folder: Annotated[Path, Parameter(name="DIR")], /) -> int:
+    """Bring a memory folder that an older version saved up to date; newer versions read it without, too.
+
+    For example:
+
+        fromp upgrade memory/
+
+    Args:
+        folder: What `reg.save` wrote. It says what it said before until the new files are complete.
+    """
+    from fromp import formats
+
+    done = formats.upgrade(folder)
+    return _print(f"{folder}: {'brought up to date' if done else 'is up to date already'}.")
+
+
 def _learner(state: Path, network: Path | None, encoding: str = "utf-8-sig") -> "Learner":
     from fromp.learn.learner import Learner
 
