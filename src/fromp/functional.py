@@ -33,7 +33,7 @@ from fromp.foundation.collectives import ranks_of
 from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
 from fromp.foundation.examples import TaskData, arrange, as_examples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State, field, set_generator, tensor, weights
+from fromp.foundation.state import State, check_finite, field, set_generator, tensor, weights
 from fromp.gp import ggn_diagonal
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, Score, Select, assess, per_class, random_score, remember
@@ -173,6 +173,9 @@ class Functional(ABC):
                 each = {name: g / (len(examples) * examples.weight) for name, g in total.items()}
                 precision = {name: g + precision[name] if name in precision else g for name, g in each.items()}
             teacher = _frozen(self.model)
+            found = [one.state_dict() for one in (*self.memories, memory)]
+            found_state = {"network": _tensors(teacher), "precision": precision, "tasks": found}
+            check_finite(found_state, f"the end of task {len(found) - 1}")
             past = Past([*self.memories, memory], teacher)
         except BaseException:
             self._generator.set_state(draws)

@@ -1,5 +1,6 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
+import math
 import operator
 import os
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ from fromp.foundation.errors import CheckpointError, DataError, FrompError, warn
 from fromp.foundation.examples import TaskData, arrange, as_examples
 from fromp.foundation.inputs import Constant, Inputs
 from fromp.foundation.shards import Shards
-from fromp.foundation.state import State, field, flatten, renamed
+from fromp.foundation.state import State, check_finite, field, flatten, renamed
 from fromp.inspection import Inspection, inspect
 from fromp.keeping import Keep, Transform
 from fromp.likelihoods import Likelihood
@@ -256,6 +257,9 @@ class FROMP:
             added = {name: ranks.total(diagonal) for name, diagonal in share.items()}
             precision = {name: self._precision_of(name, added[name]) + added[name] for name in names}  # Eq. (9)
             prior = self._prior_at(memories, precision, ranks)
+            with ranks.agreement():
+                found = {"precision": precision, "tasks": [anchor.state_dict() for anchor in prior.anchors]}
+                check_finite(found, f"the end of task {len(memories) - 1}")
         except BaseException:
             self._generator.set_state(draws)
             raise
@@ -365,6 +369,10 @@ class FROMP:
         anchors = self._anchors()
         now = means(self._network, self.likelihood, anchors)
         return [float((m - anchor.mean).square().mean().sqrt()) for m, anchor in zip(now, anchors, strict=True)]
+
+    def _lost(self) -> list[int]:
+        """The past tasks at whose memory the model's outputs are not finite."""
+        return [task for task, moved in enumerate(self.drift()) if not math.isfinite(moved)]
 
     def to(self, *where: torch.device | str | int | torch.dtype) -> "FROMP":
         """Bring what is kept to a device, a type or both, as the model is brought there: `reg.to("cuda")`; itself.
@@ -506,7 +514,7 @@ class FROMP:
     def _set_prior(self, prior: FunctionalPrior | None, turns: Tensor = NO_TASKS) -> None:
         """Be held by this prior alone: `memories` are those in it, which share nothing with any before."""
         self._prior, self._turns = prior, turns
-        self._runaway = RunawayWatch(prior.uninformed_nll if prior else lambda: 0.0)
+        self._runaway = RunawayWatch(prior.uninformed_nll if prior else lambda: 0.0, self._lost)
 
     def _fixed_here(self) -> None:
         """Note that the means have been fixed at the present weights."""

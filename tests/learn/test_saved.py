@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from oracles.damage import damaged
 from oracles.months import month
+from reliability.damage import damaged
 
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, FrompError

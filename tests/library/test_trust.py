@@ -7,13 +7,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from oracles.damage import damaged
+from reliability import poison
+from reliability.damage import damaged
 from torch import nn
 
-from fromp import FROMP, Categorical, FrompError, IdentityKernel
+from fromp import FROMP, Categorical, FrompError, IdentityKernel, MixedPast
 from fromp.derivatives import watch
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompWarning
+from fromp.foundation.state import check_finite
 
 
 def network(seed=0, dtype=torch.float32):
@@ -178,3 +180,32 @@ def test_it_says_what_it_holds():
     said = "FROMP(Sequential, Categorical, tau=0.5, memory_size=6: 2 tasks, 12 points, 1 heads, 0.0 MiB)"
     assert repr(reg) == said
     assert len(reg.memories) == 2
+
+
+def test_the_tasks_whose_outputs_are_lost_are_named():
+    _, reg = taught(2)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reg.model[0].weight[:] = math.nan
+        assert reg._lost() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", [FROMP, MixedPast])
+@pytest.mark.parametrize("number", [40, 130, 400])
+def test_what_is_not_finite_is_never_kept(kind, number):
+    """One operation of `end_task` gives NaN: an error that names where it came out, or nothing that it has touched."""
+    model = network()
+    reg = kind(model, Categorical(), memory_size=6)
+    reg.end_task(data())
+    before = poison.snapshot(reg)
+    try:
+        with poison.Spoiled(number, math.nan):
+            reg.end_task(data(1))
+    except FrompError:
+        assert poison.snapshot(reg) == before
+    assert poison.finite(reg)
+
+
+def test_what_comes_to_nan_is_named():
+    with pytest.raises(FrompError, match=r"the end of task 1: 'precision/0.weight' came to NaN or infinity"):
+        check_finite({"precision": {"0.weight": torch.tensor([1.0, math.nan])}, "a": 1}, "the end of task 1")

@@ -1,5 +1,6 @@
 """Whether the penalty runs away from what it can be worth."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import final
@@ -21,10 +22,11 @@ class RunawayWatch:
     When a task begins the penalty is zero, and a minimiser that raises it raises it less than it lowers the nll. A
     penalty that stays so high has thrown training off instead.
     uninformed: the nll of remembered labels where all outputs are 0.
+    lost: the past tasks at whose memory the model's outputs are not finite.
     """
 
-    def __init__(self, uninformed: Callable[[], float]) -> None:
-        self._uninformed = uninformed
+    def __init__(self, uninformed: Callable[[], float], lost: Callable[[], list[int]]) -> None:
+        self._uninformed, self._lost = uninformed, lost
         self._penalties = self._high = 0
         self._limit: float | None = None
 
@@ -39,7 +41,15 @@ class RunawayWatch:
             self._limit = RUNAWAY * max(1.0, self._uninformed())
         value = float(penalty.detach())
         self._high = 0 if value <= self._limit else self._high + 1  # NaN counts as high
-        if self._high == RUNAWAY_LOOKS:
+        if self._high == RUNAWAY_LOOKS and not math.isfinite(value):
+            tasks = ", ".join(map(str, self._lost())) or "none of the past ones by itself"
+            warnings.warn(
+                f"the penalty is {value} and stays so: the model's outputs are not finite at the memory of task "
+                f"{tasks}. Training has diverged; go back to weights from before, and lower the learning rate.",
+                FrompWarning,
+                stacklevel=3,
+            )
+        elif self._high == RUNAWAY_LOOKS:
             warnings.warn(
                 f"the penalty has run away: it is {value:.3g} and stays above {self._limit:.3g}, {RUNAWAY:g} times "
                 "what labels cost a model that knows nothing, because steps along its steep directions are too long. "

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fromp.foundation.errors import CheckpointError
+from fromp.foundation.errors import CheckpointError, FrompError
 
 State: TypeAlias = dict[str, Any]  # keys are text; values are dicts, lists, tensors, numbers, text, booleans or None
 
@@ -84,6 +84,19 @@ def _laid_out(name: str, value: Tensor, like: Tensor) -> Tensor:
             "go on with the optimiser and the model that were saved."
         )
     return torch.empty_like(like, dtype=value.dtype).copy_(value)
+
+
+def check_finite(state: State, when: str) -> None:
+    """An error that names the first tensor of a state which holds NaN or infinity; waits for the device once."""
+    tensors, _ = flatten(state)
+    numbers = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    fine = [torch.isfinite(value).all().cpu() for value in numbers.values()]
+    for name, finite in zip(numbers, fine, strict=True):
+        if not finite:
+            raise FrompError(
+                f"{when}: '{name}' came to NaN or infinity, and nothing has been changed. Look for weights or inputs "
+                "that are very large; a larger `jitter` or `prior_precision`, or float64, may help."
+            )
 
 
 def field(state: Any, key: str, *kinds: type) -> Any:

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from oracles.damage import damaged
 from oracles.runs import PLAN, plan
+from reliability.damage import damaged
 from torch import nn
 
 from fromp.foundation import storage

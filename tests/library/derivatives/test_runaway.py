@@ -13,7 +13,7 @@ from fromp.foundation.errors import FrompWarning
 
 def looks(values):
     """What is said while a penalty takes these values, one for each time that it is read."""
-    watch = RunawayWatch(lambda: 2.0)
+    watch = RunawayWatch(lambda: 2.0, lambda: [1, 3])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for value in values:
@@ -30,11 +30,13 @@ def test_a_penalty_that_stays_high_is_said_once():
     (said,) = looks([1.0, *[high] * RUNAWAY_LOOKS, *[high] * 10])
     assert f"it is {high:.3g} and stays above {2 * RUNAWAY:.3g}" in said
     assert "Leave `jitter` at its default" in said
-    assert len(looks([float("nan")] * RUNAWAY_LOOKS)) == 1
+    (said,) = looks([float("nan")] * (RUNAWAY_LOOKS + 3))
+    assert "the penalty is nan and stays so" in said
+    assert "at the memory of task 1, 3." in said
 
 
 def test_a_penalty_without_a_gradient_is_not_training():
-    watch = RunawayWatch(lambda: 2.0)
+    watch = RunawayWatch(lambda: 2.0, lambda: [1, 3])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(BETWEEN_LOOKS * (RUNAWAY_LOOKS + 1)):

@@ -2,15 +2,16 @@
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import torch
 
 from fromp.foundation.errors import CheckpointError
-from fromp.foundation.state import flatten, unflatten
+from fromp.foundation.state import State, flatten, unflatten
 
 
-def damaged(state, number):
+def damaged(state: State, number: int) -> tuple[State | None, str]:
     """A state with one thing in it changed, and what that was."""
     generator = np.random.default_rng(number)
     tensors, tree = flatten(state)
@@ -34,9 +35,9 @@ def damaged(state, number):
             new = old.flatten()[:-1] if old.ndim else old
         tensors[name] = new
         return unflatten(tensors, tree), f"{name} {change}"
-    places = []
+    places: list[tuple[Any, Any, str]] = []
 
-    def walk(value, path):
+    def walk(value: Any, path: str) -> None:
         if isinstance(value, dict | list):
             for key in value if isinstance(value, dict) else range(len(value)):
                 places.append((value, key, f"{path}/{key}"))
@@ -44,7 +45,7 @@ def damaged(state, number):
 
     walk(tree, "")
     place, key, path = places[generator.integers(len(places))]
-    wrong = [None, -1, "text", [], {}, 1e308, math.nan, True, [1, 2, 3]]
+    wrong: list[Any] = [None, -1, "text", [], {}, 1e308, math.nan, True, [1, 2, 3]]
     change = generator.integers(len(wrong) + 1)
     if change == len(wrong) and isinstance(place, dict):
         del place[key]

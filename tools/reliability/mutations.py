@@ -1,0 +1,251 @@
+"""Saved folders with one thing changed: refused with our error, or sound; never a crash, another error or a wrong load.
+
+cd tools && python -m reliability.mutations --count 100000 --out ../results/reliability/mutations.json
+
+Half of the changes leave the hashes as they are, as a fault of a disk would; then nothing but what was saved may load.
+The other half comes with hashes that fit, as an attacker would make them; then what loads must give finite penalties
+that are not negative. Each batch runs in a process of its own, whose death would be seen.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import resource
+import shutil
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fromp import FROMP, Categorical, FrompError, IdentityKernel, MixedPast
+from fromp.foundation import storage
+from fromp.lab.benchmarks.catalogue import BENCHMARKS
+from fromp.lab.engine.run import Run
+from fromp.lab.results.plan import Plan
+from reliability.damage import damaged
+from reliability.report import keep
+
+BATCH = 2500  # changes per process
+LARGEST = 2**30  # bytes that a process may take on top of what it began with
+
+
+@dataclass(frozen=True)
+class Victim:
+    """Something that is saved: how a folder of it is made, and what it gives to one who reads it."""
+
+    kind: str  # in the manifest
+    make: Callable[[Path], None]
+    use: Callable[[Path], list[float]]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def _memory(options: dict[str, Any]) -> Victim:
+    def make(folder: Path) -> None:
+        reg = FROMP(network(), Categorical(), memory_size=6, **options)
+        for _ in range(2):
+            reg.end_task((torch.randn(40, 4), torch.arange(40) % 3))
+        reg.save(folder)
+
+    def use(folder: Path) -> list[float]:
+        return _penalties(lambda model: FROMP.load(folder, model))
+
+    return Victim("fromp", make, use)
+
+
+def _mixed() -> Victim:
+    def make(folder: Path) -> None:
+        reg = MixedPast(network(), Categorical(), 6, weight_strength=1.0, label_strength=1.0)
+        for _ in range(2):
+            reg.end_task((torch.randn(40, 4), torch.arange(40) % 3))
+        reg.save(folder)
+
+    def use(folder: Path) -> list[float]:
+        return _penalties(lambda model: MixedPast.load(folder, model))
+
+    return Victim("MixedPast", make, use)
+
+
+def _penalties(load: Callable[[nn.Module], Any]) -> list[float]:
+    model = network()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.01)
+    reg = load(model)
+    return [reg.penalty().item() for _ in range(2)]
+
+
+def _checkpoint(method: str) -> Victim:
+    plan = Plan.of("toy", method, tasks=2, epochs=1, batch_size=1500)
+
+    def make(folder: Path) -> None:
+        for progress in Run(plan, BENCHMARKS["toy"], 0, folder.parent).learn(checkpoint_seconds=0):
+            if (progress.task, progress.step) == (1, 2):
+                break
+        if folder.name != "checkpoint":
+            (folder.parent / "checkpoint").rename(folder)
+
+    def use(folder: Path) -> list[float]:
+        with tempfile.TemporaryDirectory() as scratch:
+            shutil.copytree(folder, Path(scratch) / "checkpoint")
+            Run(plan, BENCHMARKS["toy"], 0, Path(scratch)).complete()
+        return []
+
+    return Victim("run", make, use)
+
+
+VICTIMS = {
+    "memory": _memory({"tasks_per_step": 1}),
+    "memory with K = I": _memory({"kernel": IdentityKernel}),
+    "memory of mixed past": _mixed(),
+    **{f"checkpoint of {method}": _checkpoint(method) for method in ("ewc", "si", "vcl")},
+}
+SHARES = {name: 0.02 if name.startswith("checkpoint") else 0.94 / 3 for name in VICTIMS}  # these take longer
+
+
+def disturb(folder: Path, other: Path, chance: np.random.Generator) -> str:
+    """Change the bytes of one file and leave the hashes: flipped, cut, lengthened, exchanged, emptied or removed."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    path = paths[chance.integers(len(paths))]
+    data = bytearray(path.read_bytes())
+    how = ("flip", "cut", "lengthen", "exchange", "remove", "zero")[chance.integers(6)]
+    if how == "flip":
+        for _ in range(chance.integers(1, 9)):
+            data[chance.integers(len(data))] ^= 1 << int(chance.integers(8))
+    elif how == "cut":
+        del data[chance.integers(len(data)) :]
+    elif how == "lengthen":
+        data += chance.bytes(int(chance.integers(1, 64)))
+    elif how == "exchange":
+        role = path.name.split("-")[0]
+        data = bytearray(next(p for p in sorted(other.iterdir()) if p.name.split("-")[0] == role).read_bytes())
+    elif how == "zero":
+        start = int(chance.integers(len(data)))
+        data[start : start + 64] = bytes(min(64, len(data) - start))
+    if how == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    return f"{how} {path.name.split('-')[0]}"
+
+
+def rehashed(folder: Path, chance: np.random.Generator) -> str:
+    """Flip bytes of the tensors or the state, and write the hashes that fit."""
+    manifest = json.loads((folder / storage.MANIFEST).read_text())
+    role = ("tensors", "state")[chance.integers(2)]
+    entry = manifest["files"][role]
+    path = folder / entry["name"]
+    data = bytearray(path.read_bytes())
+    for _ in range(chance.integers(1, 5)):
+        data[chance.integers(len(data))] ^= 1 << int(chance.integers(8))
+    path.unlink()
+    digest = hashlib.sha256(data).hexdigest()
+    manifest["files"][role] = {"name": f"{role}-{digest[:16]}{path.suffix}", "sha256": digest}
+    (folder / manifest["files"][role]["name"]).write_bytes(data)
+    (folder / storage.MANIFEST).write_text(json.dumps(manifest))
+    return f"flip {role}, hashes fit"
+
+
+def batch(name: str, numbers: range, scratch: Path, results: Any) -> None:
+    """Change one victim in many ways and count what comes of it."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    victim, counts = VICTIMS[name], Counter[str]()
+    findings: list[str] = []
+    whole, other, work = (scratch / part / "folder" for part in ("whole", "other", "work"))
+    for folder in (whole, other):
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            victim.make(folder)
+    state, expected = storage.read(whole, victim.kind), victim.use(whole)
+    saved = hashlib.sha256((whole / storage.MANIFEST).read_bytes()).hexdigest()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for number in numbers:
+        chance = np.random.default_rng(number)
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(whole, work)
+        stale = number % 2 == 0
+        if stale:
+            what = disturb(work, other, chance)
+        elif number % 4 == 1:
+            what = rehashed(work, chance)
+        else:
+            broken, what = damaged(state, number // 4)
+            if broken is None:
+                counts["not a state"] += 1
+                continue
+            storage.write(work, victim.kind, broken)
+        try:
+            values = victim.use(work)
+        except FrompError:
+            counts["refused"] += 1
+            continue
+        except Exception as error:
+            findings.append(f"{name}, {number}, {what}: {type(error).__name__}: {error}"[:300])
+            continue
+        counts["loaded"] += 1
+        if stale and values != expected:
+            findings.append(f"{name}, {number}, {what}: loaded with stale hashes, and otherwise than it was saved")
+        if any(not math.isfinite(value) or value < -1e-6 for value in values):
+            findings.append(f"{name}, {number}, {what}: penalties {values}")
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    if used > LARGEST:
+        findings.append(f"{name}, {numbers}: {used / 2**20:.0f} MiB")
+    assert hashlib.sha256((whole / storage.MANIFEST).read_bytes()).hexdigest() == saved
+    results.put((dict(counts), findings, used))
+
+
+def campaign(count: int, victims: Sequence[str] = tuple(VICTIMS)) -> tuple[dict[str, Any], list[str]]:
+    """Every victim's share of `count` changes; what was counted, and what was found."""
+    context = multiprocessing.get_context("spawn")
+    findings: list[str] = []
+    counted: dict[str, Counter[str]] = {}
+    largest = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in victims:
+            counted[name] = Counter()
+            number = max(1, round(count * SHARES[name]))
+            for start in range(0, number, BATCH):
+                numbers = range(start, min(start + BATCH, number))
+                results = context.Queue()
+                process = context.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
+                process.start()
+                while process.is_alive() and results.empty():
+                    process.join(0.05)
+                if results.empty() and process.exitcode:
+                    findings.append(f"{name}, {numbers}: the process died with {process.exitcode}")
+                    continue
+                counts, found, used = results.get(timeout=60)
+                process.join()
+                counted[name] += Counter(counts)
+                findings += found
+                largest = max(largest, used)
+            print(f"{name}: {dict(counted[name])}, {len(findings)} findings so far", flush=True)
+    every = {name: dict(counts) for name, counts in counted.items()}
+    total = sum(sum(counts.values()) for counts in every.values())
+    return {"changes": total, "victims": every, "largest_growth_mib": round(largest / 2**20)}, findings
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    return keep(options.out, *campaign(options.count))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
