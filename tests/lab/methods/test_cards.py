@@ -12,7 +12,7 @@ PACKAGE = Path(fromp.__file__).parent
 SPEAK_OF_METHODS = ("lab/methods/", "lab/results/published.py", "lab/paper/exhibits.py")
 ALLOWED = {
     # The name of the package, the command, a folder or a kind of file.
-    ("__main__.py", "fromp"), ("regulariser.py", "fromp"), ("lab/data/published.py", "fromp"),
+    ("__main__.py", "fromp"), ("formats.py", "fromp"), ("lab/data/published.py", "fromp"),
     ("lab/report/figures/style.py", "fromp"), ("lab/results/environment.py", "fromp"),
     ("integrations/transformers.py", "fromp"), ("learn/cli.py", "fromp"),
     ("lab/cli.py", "fromp"),  # and the default of --method
