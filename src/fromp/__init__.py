@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fromp.taskfree.learner import TaskFree
     from fromp.tuning import Suggestion, suggest_tau
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FROMP",
