@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fromp.gp import Prediction
     from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
+    from fromp.metrics.data_wide import DataWide
     from fromp.metrics.divergence import Divergence
     from fromp.metrics.full_kernel import FullKernel
     from fromp.metrics.identity_kernel import IdentityKernel
@@ -45,6 +46,7 @@ __all__ = [
     "CheckpointError",
     "Composed",
     "DataError",
+    "DataWide",
     "DerivativeError",
     "Divergence",
     "ExactGGN",
@@ -94,6 +96,7 @@ _NAMES_IN = {
     "gp": "Prediction",
     "likelihoods": "GLM Bernoulli Categorical Gaussian Likelihood Poisson",
     "memory": "Memory least_memorable memorability per_class random_score top",
+    "metrics.data_wide": "DataWide",
     "metrics.divergence": "Divergence",
     "metrics.full_kernel": "FullKernel",
     "metrics.identity_kernel": "IdentityKernel",

@@ -31,14 +31,16 @@ from fromp.foundation.arrays import Numbers
 from fromp.foundation.checked import Setting, count, number
 from fromp.foundation.collectives import ranks_of
 from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
-from fromp.foundation.examples import TaskData, arrange, as_examples
+from fromp.foundation.examples import Examples, SomeExamples, TaskData, arrange, as_examples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State, check_finite, field, set_generator, tensor, weights
 from fromp.gp import ggn_diagonal
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, Score, Select, assess, per_class, random_score, remember
 from fromp.metrics.pointwise import Pointwise
+from fromp.metrics.tied import Tied
 from fromp.naming import LIKELIHOODS, built, description
+from fromp.prior import wide_weight
 from fromp.protocol import no_penalty
 
 
@@ -47,7 +49,7 @@ class Hold:
     """One term of a penalty: strength * sum over past tasks of the mean distance over a context's points."""
 
     context: Context
-    metric: Pointwise
+    metric: Pointwise | Tied
     strength: float
 
     def __post_init__(self) -> None:
@@ -55,6 +57,11 @@ class Hold:
         if self.metric.of_labels and not self.context.labelled:
             raise FrompError(
                 f"{type(self.context).__name__} has no labels to hold; give Labels() with Remembered or Mixtures."
+            )
+        if isinstance(self.metric, Tied) and not self.context.whole:
+            raise FrompError(
+                f"{self.metric} ties all remembered points of a task together, and {self.context} gives other points; "
+                "hold it at Remembered()."
             )
 
 
@@ -87,6 +94,7 @@ class Functional(ABC):
         self._generator = torch.Generator().manual_seed(seed)
         self._teacher: nn.Module | None = None
         self._past: Past | None = None
+        self._fixed: list[list[Tensor | None]] = []  # of each past task and hold, what its metric has fixed there
         self._watch = WeightWatch(model)
 
     @property
@@ -95,7 +103,7 @@ class Functional(ABC):
         """The terms of the penalty on the function."""
 
     weight_strength: float = 0.0
-    """Strength of the parabola that holds the weights, by the GGN diagonal of the past tasks' data."""
+    """Strength of the parabola that holds the weights, by the GGN diagonal of the past tasks' data not kept."""
 
     @property
     def model(self) -> nn.Module:
@@ -166,21 +174,21 @@ class Functional(ABC):
             memory = remember(examples, chosen, classes, self.memory_size, head, self.select)
             for hold in self.holds:
                 hold.context.check(memory)
-            precision = self.precision
-            if self.weight_strength:
-                names = tuple(dict.fromkeys([*precision, *trainable(self.model)]))
-                total = ggn_diagonal(self.model, names, examples, self.likelihood, head)
-                each = {name: g / (len(examples) * examples.weight) for name, g in total.items()}
-                precision = {name: g + precision[name] if name in precision else g for name, g in each.items()}
+            precision = self._precision_with(examples, memory) if self.weight_strength else self.precision
+            fixed = [
+                h.metric.fixed(self.model, memory, examples, self.likelihood) if isinstance(h.metric, Tied) else None
+                for h in self.holds
+            ]
             teacher = _frozen(self.model)
             found = [one.state_dict() for one in (*self.memories, memory)]
-            found_state = {"network": _tensors(teacher), "precision": precision, "tasks": found}
+            found_state = {"network": _tensors(teacher), "precision": precision, "tasks": found, "fixed": fixed}
             check_finite(found_state, f"the end of task {len(found) - 1}")
             past = Past([*self.memories, memory], teacher)
         except BaseException:
             self._generator.set_state(draws)
             raise
         self.precision, self._teacher, self._past = precision, teacher, past
+        self._fixed = [*self._fixed, fixed]
         self._watch = WeightWatch(self.model)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -196,6 +204,7 @@ class Functional(ABC):
             "teacher": _tensors(self._teacher) if self._teacher else None,
             "precision": dict(self.precision),
             "memories": [memory.state_dict() for memory in self.memories],
+            "fixed": self._fixed,
             "generator": self._generator.get_state(),
         }
 
@@ -209,6 +218,7 @@ class Functional(ABC):
         precision = weights(state, "precision", named_weights(self.model))
         if wrong := [name for name, value in precision.items() if bool((value < 0).any())]:
             raise CheckpointError(f"the saved precision of '{wrong[0]}' is negative; restore it from a copy.")
+        fixed = self._fixed_in(state, memories)
         saved = field(state, "teacher", dict, type(None))
         if (saved is None) != (not memories):
             raise CheckpointError(f"{len(memories)} memories were saved beside the wrong network; restore a copy.")
@@ -229,6 +239,7 @@ class Functional(ABC):
         set_generator(generator, state, "generator")
         watch = WeightWatch(self.model, as_fingerprint(field(state, "fingerprint", dict)) if past else None)
         self.precision, self._teacher, self._past, self._generator = precision, teacher, past, generator
+        self._fixed = fixed
         self._watch = watch
 
     @classmethod
@@ -261,9 +272,40 @@ class Functional(ABC):
             self._check_width(f)
             f = points.held(f)
             old = f if hold.metric.of_labels else points.held(next(then)) if points.old is None else points.old
+            if isinstance(hold.metric, Tied):
+                at = list(self.holds).index(hold)
+                parts = ((f[own] - old[own], self._fixed[task][at]) for task, own in points.tasks)
+                shares += [hold.strength * hold.metric.distance(d, fixed) for d, fixed in parts if fixed is not None]
+                continue
             distance = hold.metric.distance(self.likelihood, f, old, points.labels)
             shares.append(hold.strength * points.scale * distance.mean())
         return shares
+
+    def _precision_with(self, examples: Examples, memory: Memory) -> dict[str, Tensor]:
+        """The precision of the past tasks, and the GGN of what is not kept of this one, divided by its size."""
+        names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
+        left = torch.ones(len(examples), dtype=torch.bool)
+        left[memory.indices] = False
+        others = SomeExamples(examples, left.nonzero().flatten())
+        weights = named_weights(self.model)
+        precision = {name: self.precision.get(name, torch.zeros_like(wide_weight(weights[name]))) for name in names}
+        if not len(others):
+            return precision
+        total = ggn_diagonal(self.model, names, others, self.likelihood, memory.head)
+        return {name: precision[name] + g / len(examples) for name, g in total.items()}
+
+    def _fixed_in(self, state: State, memories: Sequence[Memory]) -> list[list[Tensor | None]]:
+        """What a state has fixed for the metrics of `holds`, in each task."""
+        tied = [isinstance(hold.metric, Tied) for hold in self.holds]
+        saved = state.get("fixed", [[None] * len(tied) for _ in memories])  # before there were such metrics
+        if len(saved) != len(memories) or any([one is not None for one in own] != tied for own in saved):
+            raise CheckpointError("the state was saved with other metrics; give the same `holds`.")
+        found = []
+        for own, memory in zip(saved, memories, strict=True):
+            i = len(memory)
+            kept = (None if one is None else tensor({"fixed": one}, "fixed", -1, i, i, floating=True) for one in own)
+            found.append([None if one is None else one.to(device_of(self.model)) for one in kept])
+        return found
 
     def _check_width(self, f: Tensor) -> None:
         """An error if the model has other outputs than when its last task ended."""
@@ -293,9 +335,11 @@ class Composed(Functional):
 
         Composed(model, Categorical(), [Hold(Remembered(), Logits(), 1.0)])      # functional L2
         Composed(model, Categorical(), [Hold(PresentBatch(), Divergence(2), 1.0)])  # learning without forgetting
+        Composed(model, Categorical(), [Hold(Remembered(), DataWide(), 1.0)])    # sparse function-space representation
 
     holds: the terms of the penalty.
-    weight_strength: of the parabola around the old weights, by the GGN diagonal of the past tasks' data; 0 for none.
+    weight_strength: of the parabola around the old weights, by the GGN diagonal of the past tasks' data that are not
+        among the points kept; 0 for none.
     """
 
     weight_strength = Setting(number)

@@ -36,7 +36,8 @@ class MixedPast(Functional):
         present_strength  sum_h mean_x |f_h(x) - f_old_h(x)|^2 at the present minibatch, over the past heads h that are
                           not being trained
         label_strength    sum_s mean_i nll(f(z_i), y_i) over remembered points
-        weight_strength   1/2 sum_w v_w (w - w_old)^2, v the GGN diagonal of the past tasks, each divided by its size
+        weight_strength   1/2 sum_w v_w (w - w_old)^2, v the GGN diagonal of what is not kept of the past tasks, each
+                          divided by its size
 
     where "old" is the network at the last task's end. A step costs the same however many tasks there are.
 

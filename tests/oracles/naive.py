@@ -151,3 +151,15 @@ def class_divergence(likelihood, f, old, temperature=1.0):
     f, old = (torch.stack(list(v)) / temperature for v in (f, old))
     p, p0 = (v.exp() / v.exp().sum() for v in (f, old))
     return temperature**2 * sum(p0[c] * (p0[c] / p[c]).log() for c in range(len(p)))
+
+
+def data_wide(model, z, x, y, likelihood, d, jitter, head=None):
+    """1/N sum_n sum_c Lambda_cc(x_n) (k_c(x_n, Z) K_c^-1 d_c)^2 with k = J J', example by example."""
+    at_z, at_x = jacobian(model, z, len(z), head), jacobian(model, x, len(x), head)
+    lam, total = lambdas(model, x, y, len(x), likelihood, head), 0.0
+    for c in range(d.shape[1]):
+        k = at_z[:, c] @ at_z[:, c].T
+        solved = torch.linalg.solve(k + jitter * k.diagonal().mean() * torch.eye(len(k), dtype=k.dtype), d[:, c])
+        for n in range(len(x)):
+            total += lam[n, c, c] * sum(at_x[n, c] @ at_z[i, c] * solved[i] for i in range(len(z))) ** 2
+    return total / len(x)

@@ -32,6 +32,7 @@ class Points:
     labels: tuple[tuple[Tensor | float, Tensor], ...] = ()  # each point's labels with their shares, (n,) or a number
     old: Tensor | None = None  # (n, c) the old network's outputs that are held, if they are known
     now: Tensor | None = None  # (n, all) the network's outputs, if they are known
+    tasks: tuple[tuple[int, slice], ...] = ()  # tasks of which every remembered point is here, and where
 
     def held(self, f: Tensor) -> Tensor:
         """Those of the network's outputs that are held: (n * k, c)."""
@@ -45,6 +46,11 @@ class Context(ABC):
 
     labelled: ClassVar[bool] = False
     """Whether its points have labels."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it gives every remembered point of every task at each step."""
+        return False
 
     @abstractmethod
     def draw(self, past: Past, present: Present, generator: torch.Generator) -> Iterator[Points]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import final
 
 import torch
@@ -24,10 +25,11 @@ class Pool:
     columns: Tensor | None  # (N, 1, c) the outputs of each point's head; None for all outputs
     old: Tensor  # (N, c) the outputs of the network at the last task's end
     num_outputs: int  # of the network, in all heads
+    tasks: tuple[tuple[int, slice], ...]  # each task's place in the sequence, and its points
 
     @classmethod
-    def of(cls, memories: Sequence[Memory], teacher: nn.Module) -> "Pool":
-        """The points of several memories, one after another."""
+    def of(cls, tasks: Sequence[int], memories: Sequence[Memory], teacher: nn.Module) -> "Pool":
+        """The points of some tasks' memories, one after another."""
         points = inputs.concatenate([memory.inputs for memory in memories])
         labels = torch.cat([memory.labels for memory in memories])
         heads = [
@@ -36,7 +38,10 @@ class Pool:
         columns = torch.cat(heads) if heads else None
         with evaluating(teacher), torch.no_grad():
             f = torch.cat([outputs(teacher, part) for part in inputs.split(points, CHUNK)])
-        return cls(points, labels, columns, f if columns is None else f.gather(1, columns[:, 0]), f.shape[1])
+        old = f if columns is None else f.gather(1, columns[:, 0])
+        ends = list(accumulate(map(len, memories)))
+        places = (slice(end - len(memory), end) for end, memory in zip(ends, memories, strict=True))
+        return cls(points, labels, columns, old, f.shape[1], tuple(zip(tasks, places, strict=True)))
 
 
 @final
@@ -46,7 +51,8 @@ class Past:
     def __init__(self, memories: Sequence[Memory], teacher: nn.Module) -> None:
         kinds = [_kind(memory) for memory in memories]
         tasks, every = range(len(memories)), list(dict.fromkeys(kinds))
-        self.pools = [Pool.of([memories[t] for t in tasks if kinds[t] == kind], teacher) for kind in every]
+        alike = [[t for t in tasks if kinds[t] == kind] for kind in every]
+        self.pools = [Pool.of(own, [memories[t] for t in own], teacher) for own in alike]
         pool = [every.index(kind) for kind in kinds]
         first = [sum(len(memories[s]) for s in range(t) if kinds[s] == kinds[t]) for t in tasks]
         # Views of the pools, so that the points are kept once.

@@ -24,12 +24,17 @@ class Remembered(Context):
     def __post_init__(self) -> None:
         count_or_none("size", self.size)
 
+    @property
+    def whole(self) -> bool:
+        return self.size is None
+
     def draw(self, past: Past, present: Present, generator: torch.Generator) -> Iterator[Points]:
         if self.size is None:
             total = sum(len(pool.labels) for pool in past.pools)
             for pool in past.pools:
                 scale = len(past) * len(pool.labels) / total
-                yield Points(pool.inputs, pool.columns, scale, ((1.0, pool.labels),), pool.old)
+                labels = ((1.0, pool.labels),)
+                yield Points(pool.inputs, pool.columns, scale, labels, pool.old, tasks=pool.tasks)
             return
         for pool, chosen, _ in past.draw(self.size, generator):
             yield Points(
