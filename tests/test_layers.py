@@ -31,6 +31,7 @@ ORDER = [
     "inspection",
     "uncertainty",
     "protocol",
+    "remembering",
     "regulariser",
     "tuning",
     "functional",

@@ -11,15 +11,14 @@ from fromp.derivatives.model import check_head, evaluating, named_weights, outpu
 from fromp.foundation import inputs
 from fromp.foundation.errors import CheckpointError
 from fromp.likelihoods import Likelihood
-from fromp.prior import Anchor
+from fromp.memory import Memory
 
 
-def check_anchor(model: nn.Module, likelihood: Likelihood, anchor: Anchor, grown: bool = False) -> None:
+def check_memory(model: nn.Module, likelihood: Likelihood, memory: Memory, width: int, grown: bool = False) -> None:
     """An error unless the model can take the memory's inputs, and gives the outputs that were remembered.
 
-    grown: whether it may give more of them, because its layers have more rows.
+    width: how many those were. grown: whether it may give more of them, because its layers have more rows.
     """
-    memory = anchor.memory
     try:
         with evaluating(model), torch.no_grad():
             found = outputs(model, inputs.take(memory.inputs, slice(0, 2))).shape[1]
@@ -29,11 +28,10 @@ def check_anchor(model: nn.Module, likelihood: Likelihood, anchor: Anchor, grown
         check_head(memory.head, found)
     expected = found if memory.head is None else len(memory.head)
     if memory.head is None and grown:
-        expected = min(found, len(anchor.mean))
-    if len(anchor.mean) != expected:
+        expected = min(found, width)
+    if width != expected:
         raise CheckpointError(
-            f"a task was saved with {len(anchor.mean)} outputs, the model gives {expected} for it; load into the "
-            "same model."
+            f"a task was saved with {width} outputs, the model gives {expected} for it; load into the same model."
         )
     likelihood.check_labels(memory.labels, expected)
 

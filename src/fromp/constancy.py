@@ -13,7 +13,7 @@ from fromp.derivatives.model import dtype_of, evaluating, named_modules
 from fromp.foundation.errors import DataError, FrompWarning
 from fromp.foundation.inputs import Constant, is_constant
 from fromp.likelihoods import Likelihood
-from fromp.prior import Anchor
+from fromp.memory import Held
 
 Attributes = dict[str, Constant]
 
@@ -28,23 +28,23 @@ def attributes(model: nn.Module) -> Attributes:
     }
 
 
-def means(model: nn.Module, likelihood: Likelihood, anchors: Sequence[Anchor]) -> list[Tensor]:
+def means(model: nn.Module, likelihood: Likelihood, held: Sequence[Held]) -> list[Tensor]:
     """The means at each memory, (c, i), on the path of the penalty: without gradients some layers take another."""
     with evaluating(model), torch.enable_grad():
-        return [gp.mean(model, a.memory.inputs, likelihood, a.memory.head).T.detach() for a in anchors]
+        return [gp.mean(model, a.memory.inputs, likelihood, a.memory.head).T.detach() for a in held]
 
 
-def check_unmoved(model: nn.Module, likelihood: Likelihood, anchors: Sequence[Anchor], then: Attributes) -> None:
+def check_unmoved(model: nn.Module, likelihood: Likelihood, held: Sequence[Held], then: Attributes) -> None:
     """An error if the means are not where they were fixed, at the very weights of that moment.
 
     then: the attributes of that moment, or nothing where they are not known. What is drawn at random gives a warning.
     """
-    fixed = [anchor.mean for anchor in anchors]
-    now = means(model, likelihood, anchors)
+    fixed = [anchor.mean for anchor in held]
+    now = means(model, likelihood, held)
     place, distance = _farthest(now, fixed)
     if distance <= _rounding(model):
         return
-    if _farthest(now, means(model, likelihood, anchors))[1] > _rounding(model):
+    if _farthest(now, means(model, likelihood, held))[1] > _rounding(model):
         warnings.warn(
             f"the model draws at random in evaluation mode too: its mean at the memory of task {place} differs by "
             f"{distance:.2g} from one pass to the next, and the penalty holds that noise as well; let the model draw "
@@ -57,7 +57,7 @@ def check_unmoved(model: nn.Module, likelihood: Likelihood, anchors: Sequence[An
     raise DataError(_explained(place, distance, changed))
 
 
-def check_attributes(model: nn.Module, likelihood: Likelihood, anchors: Sequence[Anchor], then: Attributes) -> None:
+def check_attributes(model: nn.Module, likelihood: Likelihood, held: Sequence[Held], then: Attributes) -> None:
     """An error if the means at the memory depend on an attribute of the model that has changed since `then`.
 
     A float may follow a schedule, such as that of a temperature, and is left out.
@@ -67,11 +67,11 @@ def check_attributes(model: nn.Module, likelihood: Likelihood, anchors: Sequence
         for name, value in attributes(model).items()
         if then.get(name, value) != value and not isinstance(value, float)
     }
-    if not changed or not anchors:
+    if not changed or not held:
         return
-    now = means(model, likelihood, anchors)
+    now = means(model, likelihood, held)
     with _set(model, {name: before for name, (before, _) in changed.items()}):
-        place, distance = _farthest(now, means(model, likelihood, anchors))
+        place, distance = _farthest(now, means(model, likelihood, held))
     if distance > _rounding(model):
         raise DataError(_explained(place, distance, changed))
 

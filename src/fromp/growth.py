@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fromp.derivatives.model import evaluating, outputs
 from fromp.foundation import inputs
-from fromp.prior import Anchor
+from fromp.memory import Memory
 
 
 def has_grown(now: list[int], then: Any) -> bool:
@@ -31,16 +31,13 @@ def extended(known: Tensor, like: Tensor, value: float) -> Tensor:
     return torch.cat([known, known.new_full((len(like) - len(known), *like.shape[1:]), value)])
 
 
-def on_its_outputs(anchor: Anchor, model: nn.Module) -> Anchor:
-    """The anchor of a task that had all outputs, with those as its head if the model gives more by now.
+def on_its_outputs(memory: Memory, width: int, model: nn.Module) -> Memory:
+    """The memory of a task that had all outputs, with those as its head if the model gives more than `width` by now.
 
     Its means stay those of a softmax, or the like, over the outputs that there were.
     """
-    memory = anchor.memory
     if memory.head is not None:
-        return anchor
+        return memory
     with evaluating(model), torch.no_grad():
         found = outputs(model, inputs.take(memory.inputs, slice(0, 2))).shape[1]
-    if found <= len(anchor.mean):
-        return anchor
-    return replace(anchor, memory=replace(memory, head=tuple(range(len(anchor.mean)))))
+    return memory if found <= width else replace(memory, head=tuple(range(width)))

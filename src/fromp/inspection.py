@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from fromp.derivatives.model import Head
-from fromp.foundation.state import flatten
+from fromp.foundation.state import State, flatten
 from fromp.likelihoods import Likelihood
-from fromp.prior import Anchor
+from fromp.memory import Memory
 
 WIDEST_HEAD = 16  # characters, so that a row fits 80 columns
 
@@ -38,12 +38,16 @@ class Inspection:
 
 
 def inspect(
-    anchors: Sequence[Anchor], drift: Sequence[float], likelihood: Likelihood, precision_bytes: int
+    memories: Sequence[Memory],
+    drift: Sequence[float],
+    likelihood: Likelihood,
+    kept: Sequence[State],
+    precision_bytes: int,
 ) -> Inspection:
-    """One row per task: what is kept, how far the means have drifted there, and the bytes that it takes."""
+    """One row per task: what is kept, how far the means have drifted there, and the bytes that all of it takes."""
     rows = []
-    for task, (anchor, moved) in enumerate(zip(anchors, drift, strict=True)):
-        memory, (tensors, _) = anchor.memory, flatten(anchor.state_dict())
+    for task, (memory, moved, state) in enumerate(zip(memories, drift, kept, strict=True)):
+        tensors, _ = flatten(state)
         rows.append(
             {
                 "task": task,

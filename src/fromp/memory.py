@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,15 @@ class Memory:
             indices=self.indices[points.cpu()],
         )
 
+    def to(self, device: torch.device, then: torch.dtype | None, now: torch.dtype) -> "Memory":
+        """On a device, beside a model whose weights were of one type and are of another."""
+        return replace(
+            self,
+            inputs=transform(lambda part: part.to(device, now if part.dtype == then else part.dtype), self.inputs),
+            labels=self.labels.to(device),
+            scores=self.scores.to(device),
+        )
+
     def state_dict(self) -> State:
         """Everything it holds."""
         return {
@@ -65,6 +74,18 @@ class Memory:
         head = as_head(field(state, "head", list, type(None)))
         scores, indices = tensor(state, "scores", count, floating=True), tensor(state, "indices", count, floating=False)
         return cls(move(x, device), labels.to(device), scores.to(device), head, indices.cpu())
+
+
+class Held(Protocol):
+    """Where a network is held: a memory, and the means there."""
+
+    @property
+    def memory(self) -> Memory:
+        """The points."""
+
+    @property
+    def mean(self) -> Tensor:
+        """m of each output at each point: (c, i)."""
 
 
 def memorability(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:

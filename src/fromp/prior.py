@@ -53,17 +53,8 @@ class Anchor:
 
     def to(self, device: torch.device, then: torch.dtype, now: torch.dtype) -> "Anchor":
         """On a device, beside a model whose weights were of one type and are of another."""
-        memory = self.memory
-        memory = replace(
-            memory,
-            inputs=inputs.transform(
-                lambda part: part.to(device, now if part.dtype == then else part.dtype), memory.inputs
-            ),
-            labels=memory.labels.to(device),
-            scores=memory.scores.to(device),
-        )
         dtype = wide(now) if self.mean.dtype == wide(then) else self.mean.dtype
-        return Anchor(memory, self.mean.to(device, dtype), self.kernel.to(dtype, device))
+        return Anchor(self.memory.to(device, then, now), self.mean.to(device, dtype), self.kernel.to(dtype, device))
 
     @property
     def width(self) -> int:

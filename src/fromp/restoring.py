@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp import growth
-from fromp.compatible import check_anchor, check_shapes
+from fromp.compatible import check_memory, check_shapes
 from fromp.derivatives.model import Output, named_weights
 from fromp.derivatives.watch import Fingerprint, as_fingerprint
 from fromp.foundation.errors import CheckpointError, DataError
@@ -97,7 +97,7 @@ def _anchors(
         found = [Anchor.from_state(task, kernel, device) for task in field(state, "tasks", list)]
         anchors = [anchor.to(device, then, now) for anchor in found]
         for anchor in anchors:
-            check_anchor(model, likelihood, anchor, grown)
+            check_memory(model, likelihood, anchor.memory, len(anchor.mean), grown)
     except DataError as error:
         raise CheckpointError(f"a saved memory does not fit the model: {error}") from error
     return anchors
