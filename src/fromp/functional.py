@@ -4,8 +4,9 @@ import copy
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, final
 
 import torch
@@ -25,18 +26,20 @@ from fromp.derivatives.model import (
     outputs_of_parts,
     trainable,
 )
-from fromp.derivatives.watch import WeightWatch, as_fingerprint, fingerprint
+from fromp.derivatives.sharded import is_split
+from fromp.derivatives.watch import WeightWatch, as_fingerprint, check_alike, fingerprint
 from fromp.foundation import inputs, storage
 from fromp.foundation.arrays import Numbers
 from fromp.foundation.checked import Setting, count, number
-from fromp.foundation.collectives import ranks_of
+from fromp.foundation.collectives import ALONE, Ranks, ranks_of
 from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
-from fromp.foundation.examples import Examples, SomeExamples, TaskData, arrange, as_examples
+from fromp.foundation.examples import TaskData, arrange, as_examples
 from fromp.foundation.inputs import Inputs
+from fromp.foundation.shards import Shards
 from fromp.foundation.state import State, check_finite, field, set_generator, tensor, weights
 from fromp.gp import ggn_diagonal
 from fromp.likelihoods import Likelihood
-from fromp.memory import Memory, Score, Select, assess, per_class, random_score, remember
+from fromp.memory import Memory, Score, Select, assess, check_scores, per_class, random_score, remember
 from fromp.metrics.pointwise import Pointwise
 from fromp.metrics.tied import Tied
 from fromp.naming import LIKELIHOODS, built, description
@@ -71,8 +74,10 @@ class Functional(ABC):
     memory_size: examples kept of each task, shared evenly between its classes.
     score, select: which examples are kept.
     seed: of all draws. The global random state is never touched.
+    ranks: the processes that learn each task together, as for `FROMP`. They share the points of each step.
     """
 
+    looks_at_minibatch = True
     memory_size = Setting(count)
 
     def __init__(
@@ -84,7 +89,9 @@ class Functional(ABC):
         score: Score = random_score,
         select: Select = per_class,
         seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks
         trainable(model)
         if not isinstance(likelihood, Likelihood):
             raise FrompError(f"likelihood={likelihood} is not a likelihood; give one, such as Categorical().")
@@ -116,6 +123,11 @@ class Functional(ABC):
         return self._likelihood
 
     @property
+    def ranks(self) -> Ranks:
+        """The processes that learn each task together."""
+        return self._ranks or ranks_of(self.model)
+
+    @property
     def memories(self) -> tuple[Memory, ...]:
         """What is kept of each past task's examples, in order."""
         return self._past.memories if self._past else ()
@@ -126,6 +138,9 @@ class Functional(ABC):
         x: the present minibatch, at which heads are held that are not being trained. head: the one that is trained on
         it, needed only if an earlier task has had the same. f: all outputs of the model at x, if they are known, which
         saves a pass; without it, dropout is off and batch statistics are fixed, as everywhere in the penalty.
+
+        Several ranks share the points: each has the whole value, and the gradients' average is that of one process that
+        has the minibatches of all ranks. Without gradients, one rank may ask alone, and nothing is drawn for the next.
         """
         if self._past is None:
             return no_penalty(self.model)
@@ -142,13 +157,12 @@ class Functional(ABC):
                 FrompWarning,
                 stacklevel=2,
             )
-        drawn = (
-            (hold, hold.context.draw(self._past, present, self._generator)) for hold in self.holds if hold.strength
-        )
-        shares = self._distances([(hold, points) for hold, every in drawn for points in every])
+        ranks = self.ranks if torch.is_grad_enabled() else ALONE
+        shares = self._distances(list(self._points(self._past, present, ranks)))
         if self.weight_strength and self.precision:
             shares.append(self._parabola())
-        return torch.stack(shares).sum() if shares else no_penalty(self.model)
+        own = torch.stack(shares).sum() if shares else no_penalty(self.model)
+        return own if ranks.size == 1 else own + (ranks.total(own) / ranks.size - own).detach()
 
     def end_task(
         self,
@@ -161,25 +175,29 @@ class Functional(ABC):
 
         If anything is wrong with them there is an error, and nothing has changed.
         """
-        if (size := ranks_of(self.model).size) > 1:
-            raise FrompError(
-                f"{type(self).__name__} learns in one process, and there are {size}; FROMP learns in several."
-            )
-        data, head = arrange(data, labels_or_head, head)
-        examples, head = as_examples(data, dtype_of(self.model)), as_head(head)
+        ranks = self.ranks
+        with ranks.agreement():
+            data, head = arrange(data, labels_or_head, head)
+            examples, head = as_examples(data, dtype_of(self.model), ranks.size), as_head(head)
+            teacher = _frozen(self.model)
         draws = self._generator.get_state()
         try:
-            computed, classes = assess(self.model, examples, self.likelihood, self._generator, head, self.score)
-            chosen = computed if scores is None else torch.as_tensor(scores).to(computed.device)
-            memory = remember(examples, chosen, classes, self.memory_size, head, self.select)
+            check_alike(self.model, head, ranks)
+            weigh = partial(assess, self.model, examples, self.likelihood, self._generator, head, self.score)
+            computed, classes = ranks.in_turn(weigh, self._generator)
+            with ranks.agreement():
+                scores = computed if scores is None else torch.as_tensor(scores).to(computed.device)
+                check_scores(scores, len(examples))
+            task = Shards(examples, ranks)
+            scores, classes = task.of_all(scores), task.of_all(classes)
+            memory = remember(task, scores, classes, self.memory_size, head, self.select)
             for hold in self.holds:
                 hold.context.check(memory)
-            precision = self._precision_with(examples, memory) if self.weight_strength else self.precision
+            precision = self._precision_with(task, memory, ranks) if self.weight_strength else self.precision
             fixed = [
-                h.metric.fixed(self.model, memory, examples, self.likelihood) if isinstance(h.metric, Tied) else None
+                h.metric.fixed(self.model, memory, task, self.likelihood) if isinstance(h.metric, Tied) else None
                 for h in self.holds
             ]
-            teacher = _frozen(self.model)
             found = [one.state_dict() for one in (*self.memories, memory)]
             found_state = {"network": _tensors(teacher), "precision": precision, "tasks": found, "fixed": fixed}
             check_finite(found_state, f"the end of task {len(found) - 1}")
@@ -192,8 +210,9 @@ class Functional(ABC):
         self._watch = WeightWatch(self.model)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write everything but the model's present weights into a folder, atomically."""
-        storage.write(path, type(self).__name__, self.state_dict())
+        """Write everything but the model's present weights into a folder, atomically; of several ranks the first."""
+        if self.ranks.rank == 0:
+            storage.write(path, type(self).__name__, self.state_dict())
 
     def state_dict(self) -> State:
         """Memory, the old network and the draws; the model's present weights are not part of it."""
@@ -258,6 +277,17 @@ class Functional(ABC):
         reg.load_state_dict(state)
         return reg
 
+    def _points(self, past: Past, present: Present, ranks: Ranks) -> Iterator[tuple[Hold, Points]]:
+        """What each term holds in this step, this rank's share of it."""
+        before = None if torch.is_grad_enabled() else self._generator.get_state()
+        for hold in self.holds:
+            if hold.strength:
+                for points in hold.context.draw(past, present, self._generator):
+                    together = hold.context.of_rank or isinstance(hold.metric, Tied) or ranks.size == 1
+                    yield hold, points if together else points.share(ranks)
+        if before is not None:
+            self._generator.set_state(before)
+
     def _distances(self, terms: Sequence[tuple[Hold, Points]]) -> list[Tensor]:
         """The share of each term, after one pass of each network."""
         assert self._teacher is not None
@@ -281,18 +311,19 @@ class Functional(ABC):
             shares.append(hold.strength * points.scale * distance.mean())
         return shares
 
-    def _precision_with(self, examples: Examples, memory: Memory) -> dict[str, Tensor]:
+    def _precision_with(self, task: Shards, memory: Memory, ranks: Ranks) -> dict[str, Tensor]:
         """The precision of the past tasks, and the GGN of what is not kept of this one, divided by its size."""
         names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
-        left = torch.ones(len(examples), dtype=torch.bool)
+        left = torch.ones(len(task), dtype=torch.bool)
         left[memory.indices] = False
-        others = SomeExamples(examples, left.nonzero().flatten())
+        others = task.own(left.nonzero().flatten())
         weights = named_weights(self.model)
         precision = {name: self.precision.get(name, torch.zeros_like(wide_weight(weights[name]))) for name in names}
-        if not len(others):
-            return precision
-        total = ggn_diagonal(self.model, names, others, self.likelihood, memory.head)
-        return {name: precision[name] + g / len(examples) for name, g in total.items()}
+        ggn = {name: torch.zeros_like(known) for name, known in precision.items()}
+        with ranks.agreement():
+            if len(others):
+                ggn = ggn_diagonal(self.model, names, others, self.likelihood, memory.head)
+        return {name: precision[name] + ranks.total(g) / len(task) for name, g in ggn.items()}
 
     def _fixed_in(self, state: State, memories: Sequence[Memory]) -> list[list[Tensor | None]]:
         """What a state has fixed for the metrics of `holds`, in each task."""
@@ -355,8 +386,9 @@ class Composed(Functional):
         score: Score = random_score,
         select: Select = per_class,
         seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, likelihood, memory_size, score=score, select=select, seed=seed)
+        super().__init__(model, likelihood, memory_size, score=score, select=select, seed=seed, ranks=ranks)
         self._holds, self.weight_strength = tuple(holds), weight_strength
 
     @property
@@ -366,6 +398,11 @@ class Composed(Functional):
 
 def _frozen(model: nn.Module) -> nn.Module:
     """A copy of the network that stays as it is."""
+    if any(map(is_split, named_weights(model).values())):
+        raise FrompError(
+            "the weights are split over ranks, as by fully_shard, and the network is held to a copy of itself, which "
+            "FSDP2 does not make; use FROMP, which keeps no copy, or DistributedDataParallel."
+        )
     return copy.deepcopy(bare(model)).eval().requires_grad_(False)
 
 

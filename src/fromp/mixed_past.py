@@ -10,6 +10,7 @@ from fromp.contexts.mixtures import Mixtures
 from fromp.contexts.present_batch import PresentBatch
 from fromp.contexts.remembered import Remembered
 from fromp.foundation.checked import Setting, count, number
+from fromp.foundation.collectives import Ranks
 from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.state import State, field
 from fromp.functional import Functional, Hold
@@ -45,6 +46,7 @@ class MixedPast(Functional):
     points_per_step: mixtures per step; half as many remembered points are drawn for their labels.
     metric: another distance than |f - f_old|^2.
     seed: of all draws. The global random state is never touched.
+    ranks: the processes that learn each task together, as for `FROMP`. They share the mixtures of each step.
     """
 
     strength = Setting(number)
@@ -66,8 +68,9 @@ class MixedPast(Functional):
         points_per_step: int = 256,
         metric: Pointwise | None = None,
         seed: int = 0,
+        ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(model, likelihood, memory_size, seed=seed)
+        super().__init__(model, likelihood, memory_size, seed=seed, ranks=ranks)
         self.strength, self.present_strength = strength, present_strength
         self.label_strength, self.weight_strength = label_strength, weight_strength
         self.points_per_step = points_per_step

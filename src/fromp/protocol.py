@@ -1,14 +1,15 @@
 """What every method that holds past tasks by a penalty looks like to a training loop."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fromp.derivatives.model import device_of
 from fromp.foundation.examples import TaskData
+from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
 from fromp.likelihoods import Likelihood
 
@@ -48,7 +49,11 @@ class Regulariser(Protocol):
         """What its outputs mean."""
 
     def penalty(self) -> Tensor:
-        """What is added to the mean nll: a scalar, zero before the first task has ended."""
+        """What is added to the mean nll: a scalar, zero before the first task has ended.
+
+        One that looks at the present minibatch takes it and its head, `penalty(x, head)`, and says so by an attribute
+        `looks_at_minibatch = True`.
+        """
 
     def end_task(self, data: TaskData, head: Sequence[int] | None = None) -> None:
         """Keep what is needed of this task; its data can be deleted afterwards."""
@@ -58,6 +63,12 @@ class Regulariser(Protocol):
 
     def load_state_dict(self, state: State) -> None:
         """Return to a state that `state_dict` gave, on the model's device."""
+
+
+def penalty_at(regulariser: Regulariser, x: Callable[[], Inputs], head: Sequence[int] | None = None) -> Tensor:
+    """The penalty of a step: at the minibatch that `x` gives, trained on a head, if the regulariser looks at it."""
+    at: Any = regulariser.penalty
+    return at(x(), head) if getattr(regulariser, "looks_at_minibatch", False) else at()
 
 
 def no_penalty(model: nn.Module) -> Tensor:

@@ -324,13 +324,18 @@ class FROMP(Remembering):
         """The tasks whose turn it is: in a random order each comes once, then in another, never twice at a time.
 
         Each is as likely as any other at every step, and a few steps in a row see nearly the whole past: momentum
-        averages over them, and is left with less noise than after independent draws.
+        averages over them, and is left with less noise than after independent draws. A value alone, which one of
+        several ranks may ask for, leaves the turns as they are.
         """
+        before = None if torch.is_grad_enabled() else (self._generator.get_state(), self._turns)
         if len(self._turns) < count:
             order = torch.randperm(past, generator=self._generator)
             waiting = torch.isin(order, self._turns)
             self._turns = torch.cat([self._turns, order[~waiting], order[waiting]])
         drawn, self._turns = self._turns[:count], self._turns[count:].clone()
+        if before is not None:
+            self._turns = before[1]
+            self._generator.set_state(before[0])
         return drawn
 
     def _anchors(self) -> list[Anchor]:

@@ -29,8 +29,8 @@ class Triples(Dataset):
 class Naive:
     """The events of SupervisedTemplate (avalanche-lib 0.6), in order, for each plugin that has a method for one."""
 
-    def __init__(self, model, plugins):
-        self.model, self.plugins = model, plugins
+    def __init__(self, model, plugins, head=slice(None)):
+        self.model, self.plugins, self.head = model, plugins, head
         self.experience, self.loss, self.events = None, torch.zeros(1), []
 
     def trigger(self, event):
@@ -48,14 +48,15 @@ class Naive:
         self.trigger("before_training_exp")
         for _ in range(stream.EPOCHS):
             self.trigger("before_training_epoch")
-            for x, y, _t in DataLoader(self.experience.dataset, stream.BATCH):
+            for batch in DataLoader(self.experience.dataset, stream.BATCH):
+                self.mb_x, self.mb_y, _t = batch
                 self.trigger("before_training_iteration")
                 self.optimizer.zero_grad()
                 self.loss = torch.zeros(1)
                 self.trigger("before_forward")
-                output = self.model(x)
+                output = self.model(self.mb_x)
                 self.trigger("after_forward")
-                self.loss += F.cross_entropy(output, y)
+                self.loss += F.cross_entropy(output[:, self.head], self.mb_y)
                 self.trigger("before_backward")
                 self.loss.backward()
                 self.trigger("after_backward")
@@ -79,6 +80,19 @@ def test_the_bits_of_the_loop_by_hand():
         strategy.train(k)
     stream.assert_equal(model, expected)
     stream.assert_same_memory(reg, kept)
+
+
+def test_mixed_past_is_given_the_minibatch():
+    expected = stream.network(9)
+    kept = stream.mixed_by_hand(expected)
+    model = stream.network(9)
+    plugin = RegulariserPlugin(stream.mixed(model))
+    strategy = Naive(model, [plugin])
+    for k, strategy.head in enumerate(stream.HEADS):
+        plugin.how["head"] = strategy.head
+        strategy.train(k)
+    stream.assert_equal(model, expected)
+    stream.assert_same_memory(plugin.regulariser, kept)
 
 
 def test_every_event_of_the_plugin_is_one_of_the_strategy():

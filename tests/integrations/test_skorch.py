@@ -31,6 +31,33 @@ def test_the_bits_of_the_loop_by_hand():
     stream.assert_same_memory(callback.regulariser_, kept)
 
 
+class OfHead(torch.nn.CrossEntropyLoss):
+    """The loss of some outputs."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def forward(self, f, y):
+        return super().forward(f[:, self.head], y)
+
+
+def test_mixed_past_is_given_the_minibatch():
+    from fromp.integrations.skorch import RegulariserCallback
+
+    expected = stream.network(9)
+    kept = stream.mixed_by_hand(expected)
+    callback = RegulariserCallback(stream.mixed)
+    classifier = net(stream.network(9), callback)
+    classifier.set_params(criterion=OfHead, criterion__head=stream.HEADS[0]).initialize()
+    for k, head in enumerate(stream.HEADS):
+        classifier.set_params(criterion__head=head, callbacks__RegulariserCallback__head=head)
+        classifier._initialize_optimizer()
+        classifier.partial_fit(*stream.task(k).tensors)
+    stream.assert_equal(classifier.module_, expected)
+    stream.assert_same_memory(callback.regulariser_, kept)
+
+
 def test_fit_starts_anew():
     """`fit` builds a new module, and the memory of the one before does not hold it."""
     from sklearn.base import clone

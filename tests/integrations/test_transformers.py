@@ -15,20 +15,22 @@ pytestmark = pytest.mark.slow
 class Net(nn.Module):
     """The network of the stream, as the Trainer calls it: by names, with the loss in what it returns."""
 
-    def __init__(self):
+    def __init__(self, outputs=3):
         super().__init__()
-        self.network = stream.network()
+        self.network, self.head = stream.network(outputs), list(range(outputs))
 
     def forward(self, x, labels=None):
         logits = self.network(x)
-        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": F.cross_entropy(logits[:, self.head], labels), "logits": logits}
 
 
 def dataset(k):
     return [{"x": x, "labels": y} for x, y in stream.task(k)]
 
 
-def trainer(model, k, folder, reg, callbacks=(), **options):
+def trainer(model, k, folder, reg, callbacks=(), ending=None, **options):
     from transformers import Trainer, TrainingArguments
 
     from fromp.integrations.transformers import RegulariserMixin
@@ -46,7 +48,9 @@ def trainer(model, k, folder, reg, callbacks=(), **options):
         learning_rate=stream.LR, lr_scheduler_type="constant", optim="adamw_torch", report_to=[], use_cpu=True,
         disable_tqdm=True, logging_strategy="no", seed=0, **options,
     )  # fmt: skip
-    return RegularisedTrainer(model, arguments, train_dataset=dataset(k), regulariser=reg, callbacks=list(callbacks))
+    return RegularisedTrainer(
+        model, arguments, train_dataset=dataset(k), regulariser=reg, callbacks=list(callbacks), ending=ending
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulated": 3}, {"clip": 0.05}, {"accumulated": 2, "clip": 0.1}], ids=str)
@@ -64,6 +68,17 @@ def test_the_bits_of_the_loop_by_hand(tmp_path, options):
     for a, b in zip(reg.memories, kept.memories, strict=True):
         assert torch.equal(a.inputs["x"], b.inputs)
     assert reg.penalty() == kept.penalty()
+
+
+def test_mixed_past_is_given_the_minibatch(tmp_path):
+    expected = stream.network(9)
+    stream.mixed_by_hand(expected)
+    model = Net(9)
+    reg = stream.mixed(model)
+    for k, model.head in enumerate(stream.HEADS):
+        trainer(model, k, tmp_path, reg, ending={"head": model.head}).train()
+    stream.assert_equal(model, expected)
+    assert [memory.head for memory in reg.memories] == [*map(tuple, stream.HEADS)]
 
 
 def test_a_loss_summed_over_accumulated_batches(tmp_path):

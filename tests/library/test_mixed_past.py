@@ -3,7 +3,6 @@
 import copy
 import warnings
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fromp import (
+    FROMP,
     Categorical,
     CheckpointError,
     Composed,
@@ -33,6 +33,7 @@ from fromp import (
 )
 from fromp.contexts.context import Present
 from fromp.foundation.errors import FrompWarning
+from fromp.protocol import penalty_at
 
 METRICS = {
     "logits": (Logits(), naive.logit_distance),
@@ -208,11 +209,19 @@ def test_without_the_present_batch_the_mixtures_hold_alone():
         shared.penalty()
 
 
-def test_several_processes_are_refused(monkeypatch):
-    reg = MixedPast(network(), Categorical(), 4)
-    monkeypatch.setattr("fromp.functional.ranks_of", lambda model: SimpleNamespace(size=2))
-    with pytest.raises(FrompError, match="one process, and there are 2"):
-        reg.end_task(data(0))
+@pytest.mark.parametrize("make", [partial(MixedPast, points_per_step=6), partial(FROMP, tasks_per_step=1)])
+def test_a_value_alone_leaves_the_draws_as_they_are(make):
+    """One of several ranks may ask for it, and the others would then draw something else."""
+    reg, _ = after(3, make(network(), Categorical(), memory_size=4))
+    x, before = data(2)[0], reg.state_dict()
+    with torch.no_grad():
+        value = penalty_at(reg, x.clone, HEADS[2])
+    for name in ("generator", "turns"):
+        if name in before:
+            assert torch.equal(reg.state_dict()[name], before[name])
+    assert torch.isclose(penalty_at(reg, x.clone, HEADS[2]), value)
+    with torch.no_grad():
+        assert not torch.isclose(penalty_at(reg, x.clone, HEADS[2]), value)
 
 
 def test_known_outputs_at_the_present_batch_save_their_pass():

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,9 +14,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from fromp import FROMP, Categorical, FrompError, random_score
+from fromp import FROMP, Categorical, Composed, DataWide, FrompError, Hold, MixedPast, Remembered, random_score
 from fromp.foundation import storage
 from fromp.foundation.state import State
+from fromp.protocol import penalty_at
 
 HEADS = [(0, 1), (2, 3), (0, 3, 1)]  # of two sizes, so that the penalty has two blocks
 N = 42
@@ -36,6 +38,21 @@ def regulariser(model: nn.Module, **options) -> FROMP:
     return FROMP(model, Categorical(), tau=2.0, memory_size=9, prior_precision=0.1, jitter=1e-3, **options)
 
 
+def mixed(model: nn.Module, points: int) -> MixedPast:
+    return MixedPast(model, Categorical(), 9, 0.7, 0.5, label_strength=0.3, weight_strength=0.2, points_per_step=points)
+
+
+KINDS = {
+    "memorable": regulariser,
+    "random": partial(regulariser, score=random_score),
+    "some": partial(regulariser, tasks_per_step=2),
+    "mixed": partial(mixed, points=13),  # which neither two nor four ranks share evenly
+    "few": partial(mixed, points=3),  # fewer than four ranks
+    "tied": lambda model: Composed(model, Categorical(), [Hold(Remembered(), DataWide(), 0.6)], 9),
+}
+COPIED = {"mixed", "few", "tied"}  # kinds that keep a copy of the network
+
+
 def move(model: nn.Module) -> None:
     with torch.no_grad():
         for p in model.parameters():
@@ -49,20 +66,23 @@ def rows(rank: int, size: int) -> slice:
     return slice(cuts[rank], cuts[rank + 1])
 
 
-def states(wrap, rank: int, size: int, ending) -> State:
+def states(wrap, rank: int, size: int, ending, kinds=frozenset(KINDS)) -> State:
     """What is held after each of three tasks, and the gradient of the loss at other weights, in double precision."""
     found: State = {}
-    for name, options in {"memorable": {}, "random": {"score": random_score}, "some": {"tasks_per_step": 2}}.items():
+    for name in sorted(kinds):
         model = network(torch.float64)
         ddp = wrap(model)
-        reg = regulariser(ddp, **options)
+        reg = KINDS[name](ddp)
         for k, head in enumerate(HEADS):
             ending(reg, task(k, torch.float64), head, rank, size)
             move(model)
         x, y = task(7, torch.float64)
         part = torch.arange(40).view(size, -1)[rank]
         model.eval()
-        penalty = reg.penalty()
+        if rank == 0 and wrap is not split:
+            with torch.no_grad():
+                penalty_at(reg, x.clone)  # asked for on one rank alone
+        penalty = penalty_at(reg, partial(x.__getitem__, part), (0, 1))
         (F.cross_entropy(ddp(x)[part], y[part]) + penalty).backward()
         found[name] = {
             "state": reg.state_dict(),
@@ -142,6 +162,7 @@ def mistakes(wrap, rank: int, size: int) -> State:
     first, mesh = parallel[0], init_device_mesh("cpu", (size,))
     first.weight = nn.Parameter(distribute_tensor(first.weight.detach(), mesh, [Shard(0)]))
     tell("weights split by a layer", (x[mine], y[mine]), (0, 1), of=regulariser(parallel))
+    tell("a copy of split weights", (x[mine], y[mine]), (0, 1), of=mixed(split(network(torch.float32)), 4))
     told["tasks"] = len(reg.memories)
     reg.end_task((x[mine], y[mine]), (0, 1))
     move(model)
@@ -190,7 +211,7 @@ def main() -> None:
         "tensors": lambda: states(wrap, rank, size, whole_tensors),
         "sampler": lambda: states(wrap, rank, size, sampled),
         "plain": lambda: averaged(states(lambda model: model, rank, size, whole_tensors), size),
-        "split": lambda: gathered_gradients(states(split, rank, size, whole_tensors)),
+        "split": lambda: gathered_gradients(states(split, rank, size, whole_tensors, KINDS.keys() - COPIED)),
         "stream": lambda: stream(wrap, rank, size, folder),
         "mistakes": lambda: mistakes(wrap, rank, size),
     }

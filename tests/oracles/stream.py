@@ -5,14 +5,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fromp import FROMP, Categorical
+from fromp import FROMP, Categorical, MixedPast, Regulariser
 
 TASKS, EPOCHS, BATCH, LR = 3, 2, 10, 1e-2
+HEADS = [[0, 1, 2], [5, 3, 4], [6, 7, 8]]
 
 
-def network() -> nn.Module:
+def network(outputs: int = 3) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, outputs))
 
 
 def task(k: int) -> TensorDataset:
@@ -29,6 +30,25 @@ def loader(k: int) -> DataLoader:
 
 def regulariser(model: nn.Module) -> FROMP:
     return FROMP(model, Categorical(), tau=1.0, memory_size=12, prior_precision=0.1, jitter=1e-2)
+
+
+def mixed(model: nn.Module) -> MixedPast:
+    """Most of whose penalty is at the present minibatch, where there is a head per task."""
+    return MixedPast(model, Categorical(), 12, 0.1, 2.0, points_per_step=16)
+
+
+def mixed_by_hand(model: nn.Module) -> MixedPast:
+    """A head per task, each with a penalty that looks at the minibatch."""
+    reg = mixed(model)
+    for k, head in enumerate(HEADS):
+        optimizer = torch.optim.Adam(model.parameters(), LR)
+        for _ in range(EPOCHS):
+            for x, y in loader(k):
+                optimizer.zero_grad()
+                (F.cross_entropy(model(x)[:, head], y) + reg.penalty(x, head)).backward()
+                optimizer.step()
+        reg.end_task(loader(k), head=head)
+    return reg
 
 
 def by_hand(model: nn.Module, tasks: int = TASKS, accumulated: int = 1, clip: float | None = None) -> FROMP:
@@ -53,7 +73,7 @@ def assert_equal(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(a, b), name
 
 
-def assert_same_memory(reg: FROMP, other: FROMP) -> None:
+def assert_same_memory(reg: Regulariser, other: Regulariser) -> None:
     from fromp.foundation.state import flatten
 
     (tensors, tree), (others, other_tree) = flatten(reg.state_dict()), flatten(other.state_dict())

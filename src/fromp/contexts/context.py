@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fromp.contexts.past import Past
 from fromp.derivatives.model import Head
+from fromp.foundation import inputs
+from fromp.foundation.collectives import Ranks
 from fromp.foundation.inputs import Inputs
 from fromp.memory import Memory
 
@@ -40,12 +42,33 @@ class Points:
             return f
         return f.gather(1, self.columns.flatten(1)).view(-1, self.columns.shape[2])
 
+    def share(self, ranks: Ranks) -> "Points":
+        """This rank's part of points that all ranks have drawn: the average of the parts is the whole.
+
+        The first point, times 0, where there are fewer points than ranks, so that every rank has the same graph.
+        """
+        n = inputs.num_examples(self.inputs)
+        own = ranks.share(n)
+        scale = self.scale * ranks.size * (own.stop - own.start) / n
+        own = own if own.start < own.stop else slice(0, 1)
+        return replace(
+            self,
+            inputs=inputs.take(self.inputs, own),
+            columns=None if self.columns is None else self.columns[own],
+            scale=scale,
+            labels=tuple((u[own] if isinstance(u, Tensor) else u, y[own]) for u, y in self.labels),
+            old=None if self.old is None else self.old[own],
+            now=None if self.now is None else self.now[own],
+        )
+
 
 class Context(ABC):
     """Where the function is held."""
 
     labelled: ClassVar[bool] = False
     """Whether its points have labels."""
+    of_rank: ClassVar[bool] = False
+    """Whether each rank has points of its own; else all ranks draw the same ones."""
 
     @property
     def whole(self) -> bool:

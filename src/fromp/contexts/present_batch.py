@@ -16,6 +16,8 @@ from fromp.foundation.inputs import num_examples, tensors
 class PresentBatch(Context):
     """Every example of the present minibatch, at each past head that shares no output with the one being trained."""
 
+    of_rank = True
+
     def draw(self, past: Past, present: Present, generator: torch.Generator) -> Iterator[Points]:
         if present.inputs is None:
             return

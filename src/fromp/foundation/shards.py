@@ -9,7 +9,7 @@ from torch import Tensor
 from fromp.foundation import inputs
 from fromp.foundation.collectives import Ranks
 from fromp.foundation.errors import DataError
-from fromp.foundation.examples import Batch, Examples
+from fromp.foundation.examples import Batch, Examples, SomeExamples
 
 LOOKED_AT = 64  # examples by which two shards are compared
 
@@ -41,6 +41,11 @@ class Shards(Examples):
     def of_all(self, values: Tensor) -> Tensor:
         """What belongs to each example of the task, out of what belongs to this rank's: (N, ...)."""
         return torch.cat(self._ranks.gather(values))[self._order.to(values.device)]
+
+    def own(self, indices: Tensor) -> Examples:
+        """Those of the task's examples at `indices` that this rank has."""
+        here = self._here[indices]
+        return SomeExamples(self._own, here[here >= 0])
 
     def take(self, indices: Tensor) -> Batch:
         here = (self._here[indices] >= 0).nonzero().flatten()

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 from fromp.derivatives.model import bare
 from fromp.foundation.errors import FrompError
 from fromp.integrations.part import part_of
-from fromp.protocol import Regulariser
+from fromp.protocol import Regulariser, penalty_at
 
 
 class RegulariserPlugin:
@@ -17,13 +17,13 @@ class RegulariserPlugin:
         reg = FROMP(model, Categorical())
         Naive(model=model, optimizer=optimizer, criterion=criterion, plugins=[RegulariserPlugin(reg)])
 
-    how: further arguments of `end_task`.
+    how: further arguments of `end_task`. They can change between experiences: `plugin.how["head"] = [2, 3]`.
     """
 
     supports_distributed = True
 
     def __init__(self, regulariser: Regulariser, **how: Any) -> None:
-        self.regulariser, self._how = regulariser, how
+        self.regulariser, self.how = regulariser, how
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """The strategy's loss is that of its minibatch; it calls this just before it goes back."""
@@ -33,13 +33,13 @@ class RegulariserPlugin:
                 f"the strategy trains a {type(strategy.model).__name__} that is not the regulariser's model; give both "
                 "the same one."
             )
-        strategy.loss = strategy.loss + self.regulariser.penalty()
+        penalty = penalty_at(self.regulariser, lambda: strategy.mb_x, self.how.get("head"))
+        strategy.loss = strategy.loss + penalty
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """The experience's own data are the task, without what other plugins have mixed in, such as replay."""
-        self.regulariser.end_task(
-            part_of(DataLoader(Pairs(strategy.experience.dataset)), self.regulariser), **self._how
-        )
+        data = part_of(DataLoader(Pairs(strategy.experience.dataset)), self.regulariser)
+        self.regulariser.end_task(data, **self.how)
 
 
 @final

@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader
 from fromp.derivatives.model import device_of, dtype_of
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.foundation.state import State
-from fromp.integrations.part import part_of
+from fromp.integrations.part import part_of, penalty_of
 from fromp.protocol import Regulariser
-from fromp.regulariser import FROMP
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -33,22 +32,29 @@ class RegulariserCallback(Callback):
 
     def __init__(self, regulariser: Regulariser, **how: Any) -> None:
         self.regulariser, self._how = regulariser, how
+        self._batch: Any = None  # of the step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """What is kept goes where the Trainer has brought the model, and has its precision."""
-        if isinstance(self.regulariser, FROMP):
+        bring = getattr(self.regulariser, "to", None)
+        if bring is not None:
             model = self.regulariser.model
-            self.regulariser.to(device_of(model), dtype_of(model))
+            bring(device_of(model), dtype_of(model))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Note the minibatch, for a penalty that looks at it."""
+        self._batch = batch
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Add the penalty in place, in the units of the loss: divided by the accumulated batches, scaled for fp16."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         share = 1 / trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1.0
-        penalty = self.regulariser.penalty()
+        penalty = penalty_of(self.regulariser, self._batch, self._how)
         loss.add_(share * (penalty if scaler is None else scaler.scale(penalty)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The training data of this fit are a task; an interrupted fit does not come here."""
+        self._batch = None
         data: Any = trainer.train_dataloader
         if isinstance(data, DataLoader):  # end_task names what anything else is
             data = part_of(data, self.regulariser, trainer.precision_plugin.convert_input)

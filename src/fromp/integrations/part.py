@@ -1,12 +1,14 @@
-"""The data of a task out of a framework's loader."""
+"""The data of a task, and of a step, out of a framework's loader."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from fromp.foundation.collectives import ALONE
-from fromp.protocol import Regulariser
+from fromp.foundation.examples import labelled
+from fromp.protocol import Regulariser, penalty_at
 
 WHOLE = (SequentialSampler, RandomSampler, DistributedSampler)
 
@@ -23,3 +25,8 @@ def part_of(
         sampler = DistributedSampler(loader.dataset, ranks.size, ranks.rank, shuffle=False)
     collate: Callable[[list], Any] = loader.collate_fn
     return DataLoader(loader.dataset, sampler=sampler, collate_fn=lambda items: convert(collate(items)))
+
+
+def penalty_of(regulariser: Regulariser, batch: Any, ending: Mapping[str, Any]) -> Tensor:
+    """The penalty of a step on a labelled minibatch, of the task that `end_task(..., **ending)` will end."""
+    return penalty_at(regulariser, lambda: labelled(batch)[0], ending.get("head"))

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fromp.foundation import storage
-from fromp.integrations.part import part_of
+from fromp.integrations.part import part_of, penalty_of
 from fromp.protocol import Regulariser
 
 FOLDER = "fromp"  # within a checkpoint or a saved model
@@ -34,10 +34,11 @@ class RegulariserMixin:
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """The loss of the Trainer, and in training the penalty."""
+        batch = dict(inputs)  # the Trainer may take the labels out
         found = super().compute_loss(model, inputs, *args, **kwargs)  # type: ignore[misc]
         if not (model.training and torch.is_grad_enabled()):
             return found
-        penalty = self.regulariser.penalty()
+        penalty = penalty_of(self.regulariser, batch, self._ending)
         if self._is_scaled(kwargs.get("num_items_in_batch")):  # by the Trainer, which then leaves the sum as it is
             penalty = penalty / self.current_gradient_accumulation_steps  # type: ignore[attr-defined]
         return (found[0] + penalty, *found[1:]) if isinstance(found, tuple) else found + penalty
