@@ -20,6 +20,7 @@ ORDER = [
     "medoids",
     "metrics",
     "contexts",
+    "refresh",
     "formats",
     "naming",
     "prior",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fromp.metrics.output_hessian import OutputHessian
     from fromp.mixed_past import MixedPast
     from fromp.protocol import Regulariser
+    from fromp.refresh import at_every_end, never, when_doubled
     from fromp.regulariser import FROMP
     from fromp.taskfree.detectors import Calibrated, Welch
     from fromp.taskfree.learner import TaskFree
@@ -75,12 +76,15 @@ __all__ = [
     "TaskFree",
     "Unlabelled",
     "Welch",
+    "at_every_end",
     "least_memorable",
     "memorability",
+    "never",
     "per_class",
     "random_score",
     "suggest_tau",
     "top",
+    "when_doubled",
 ]
 
 _NAMES_IN = {
@@ -106,6 +110,7 @@ _NAMES_IN = {
     "metrics.output_hessian": "OutputHessian",
     "mixed_past": "MixedPast",
     "protocol": "Regulariser",
+    "refresh": "at_every_end never when_doubled",
     "regulariser": "FROMP",
     "taskfree.detectors": "Calibrated Welch",
     "taskfree.learner": "TaskFree",

@@ -11,6 +11,7 @@ from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
+from fromp.refresh import at_every_end
 
 KIND = "fromp"
 
@@ -41,7 +42,7 @@ def completed(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     exactly = {"name": ExactGGN.__name__, "settings": {}}
-    return {"curvature": exactly, "keep": None, "fixed": {}, **state}
+    return {"curvature": exactly, "refresh": at_every_end.__name__, "keep": None, "fixed": {}, **state}
 
 
 def _from_first_format(tensors: dict[str, Tensor], tree: Any) -> State:

@@ -1,6 +1,7 @@
 """DNN2GP: the Gaussian process that a trained network is. Eq. (4), (5), (10), appendix "Multiclass setting"."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from fromp.curvature import Curvature, ExactGGN
 from fromp.derivatives.budget import MEMORY_BUDGET, chunks, tiles
-from fromp.derivatives.gradients import Outer, outer_grams
+from fromp.derivatives.grams import between, grams
 from fromp.derivatives.model import Head, Weights, detached, evaluating, outputs
 from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
@@ -75,23 +76,29 @@ def kernel(
     variance: Weights,
     head: Head = None,
     memory_budget: int = MEMORY_BUDGET,
+    sketch: int | None = None,
 ) -> Tensor:
     """K_c[i, j] = grad m_c(x_i)' Diag(v) grad m_c(x_j), Eq. (10), one GP for each output: (c, i, j).
 
-    grad m_c = Lambda^(c) J for the canonical links of the paper, J itself for regression.
+    grad m_c = Lambda^(c) J for the canonical links of the paper, J itself for regression. sketch: where the examples do
+    not fit in one tile, so many random combinations of the weights instead of all: K is then right on average.
     """
-    weights = detached(model, tuple(variance))
+    return torch.cat(list(kernels(model, x, likelihood, variance, head, memory_budget, sketch)))
+
+
+def kernels(
+    model: nn.Module,
+    x: Inputs,
+    likelihood: Likelihood,
+    variance: Weights,
+    head: Head = None,
+    memory_budget: int = MEMORY_BUDGET,
+    sketch: int | None = None,
+) -> Iterator[Tensor]:
+    """The same, as many outputs at a time as the budget allows: (c', i, j) each."""
+    weights, slopes = detached(model, tuple(variance)), partial(_slopes, likelihood)
     with evaluating(model):
-        parts = list(tiles(model, weights, x, head, memory_budget // 2))  # two of them at a time
-        blocks: dict[tuple[int, int], Tensor] = {}
-        for i, rows in enumerate(parts):
-            left = Tape(model, weights, rows, head)
-            for j, columns in enumerate(parts[: i + 1]):
-                right = left if i == j else Tape(model, weights, columns, head)
-                blocks[i, j] = _block(left, right, likelihood, variance, memory_budget)
-                blocks[j, i] = blocks[i, j].mT
-    n = len(parts)
-    return torch.cat([torch.cat([blocks[i, j] for j in range(n)], -1) for i in range(n)], -2)
+        yield from grams(model, weights, x, head, slopes, variance, memory_budget, sketch)
 
 
 def cross_kernel(
@@ -158,8 +165,20 @@ def inverse(kernel: Tensor, jitter: float | Tensor) -> Tensor:
     return torch.cholesky_inverse(cholesky(kernel, jitter))
 
 
-def cholesky(kernel: Tensor, jitter: float | Tensor) -> Tensor:
-    """The lower factor of K + jitter I for each output, in double precision: (c, i, j). One jitter for all, or (c,)."""
+def inverses(kernels: Iterator[Tensor], jitter: float | Tensor) -> Iterator[Tensor]:
+    """The same for some outputs at a time, so that no more of them exist in double precision."""
+    start = 0
+    for k in kernels:
+        some = jitter[start : start + len(k)] if isinstance(jitter, Tensor) else jitter
+        yield torch.cholesky_inverse(cholesky(k, some, start))
+        start += len(k)
+
+
+def cholesky(kernel: Tensor, jitter: float | Tensor, first: int = 0) -> Tensor:
+    """The lower factor of K + jitter I for each output, in double precision: (c, i, j). One jitter for all, or (c,).
+
+    first: the number of the first of the outputs, for errors.
+    """
     if not bool(torch.isfinite(kernel).all()):
         raise KernelError(
             "the kernel is not finite; look for derivatives that are not, or a prior_precision near zero."
@@ -172,35 +191,17 @@ def cholesky(kernel: Tensor, jitter: float | Tensor) -> Tensor:
         output = int(failed.nonzero()[0])
         smallest = float(torch.linalg.eigvalsh(kernel[output].double())[0])
         raise KernelError(
-            f"the kernel of output {output} is not positive definite: its smallest eigenvalue is {smallest:.3g} "
-            f"and jitter={float(jitters[output]):g} does not lift it above zero; use a jitter well above "
-            f"{abs(smallest):.1g}."
+            f"the kernel of output {first + output} is not positive definite: its smallest eigenvalue is "
+            f"{smallest:.3g} and jitter={float(jitters[output]):g} does not lift it above zero; use a jitter "
+            f"well above {abs(smallest):.1g}."
         )
     return factor
 
 
 def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, memory_budget: int) -> Tensor:
     """The kernel between the examples of two tapes: (c, i, j)."""
-    slopes = list(zip(_slopes(likelihood, left.f.detach()), _slopes(likelihood, right.f.detach()), strict=True))
-    total = torch.zeros(len(slopes), len(left.f), len(right.f), dtype=torch.double, device=left.f.device)
-    outer: dict[str, tuple[list[Outer], list[Outer]]] = {}
-    for c, (at_left, at_right) in enumerate(slopes):
-        # One output at a time: the gradients of all of them at once would be classes times larger.
-        g = dict(left.gradients(at_left))
-        h = g if right is left else dict(right.gradients(at_right))
-        for name in (name for name in g if name in h):
-            gi, hj = g[name], h[name]
-            if isinstance(gi, Outer) and isinstance(hj, Outer):  # small enough to wait for the other outputs
-                both = outer.setdefault(name, ([], []))
-                both[0].append(gi)
-                both[1].append(hj)
-                continue
-            if type(gi) is not type(hj):  # a layer that sees every example of one part, and some of the other
-                gi, hj = gi.dense(), hj.dense()
-            total[c] += gi.gram(hj, variance[name])
-    for name, (gs, hs) in outer.items():
-        total += outer_grams(gs, gs if right is left else hs, variance[name], memory_budget)
-    return total
+    both = zip(_slopes(likelihood, left.f.detach()), _slopes(likelihood, right.f.detach()), strict=True)
+    return between(left, right, both, left.f.shape[1], variance, memory_budget)
 
 
 def _slopes(likelihood: Likelihood, f: Tensor) -> Iterator[Tensor]:

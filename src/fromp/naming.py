@@ -11,12 +11,15 @@ from fromp.memory import Score, Select, least_memorable, memorability, per_class
 from fromp.metrics.full_kernel import FullKernel
 from fromp.metrics.identity_kernel import IdentityKernel
 from fromp.metrics.kernel import Kernel
+from fromp.refresh import Refresh, at_every_end, never, when_doubled
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Bernoulli, Gaussian, Poisson)}
 CURVATURES: dict[str, type[Curvature]] = {c.__name__: c for c in (ExactGGN, SignGGN)}
 KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
 SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorable, random_score)}
 SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}
+
+REFRESHES: dict[str, Refresh] = {f.__name__: f for f in (at_every_end, when_doubled, never)}
 
 
 def name_of(known: Mapping[str, Any], thing: Any) -> str:

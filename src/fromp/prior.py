@@ -1,7 +1,7 @@
 """The functional prior q~ and the distance from it, Eq. (7) with the approximations that lead to Eq. (8)."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -102,27 +102,35 @@ class FunctionalPrior:
         chunk_size: int,
         memory_budget: int,
         ranks: Ranks,
+        kept: Mapping[int, Kernel],
+        sketch: int | None,
     ) -> "FunctionalPrior":
         """The prior at the model's present weights, for all past tasks: the start of Algorithm 1.
 
-        The ranks share the tasks, so that each kernel is computed once.
+        The ranks share the tasks, so that each kernel is computed once. kept: kernels that stay as they were, by place.
         """
 
         points = sum(map(len, memories))
 
-        def anchor(memory: Memory) -> Anchor:
+        def anchor(place: int) -> Anchor:
+            memory = memories[place]
             with evaluating(model), torch.enable_grad():  # the path that the penalty will take, fast paths and all
                 parts = inputs.split(memory.inputs, chunk_size)
                 f = torch.cat([outputs(model, part, memory.head).detach() for part in parts])
             mean = likelihood.mean(f)
-            covariance = partial(gp.kernel, model, memory.inputs, likelihood, variance, memory.head, memory_budget)
+            fixed = mean.T.to(wide(mean.dtype)).contiguous()
+            if place in kept:
+                return Anchor(memory, fixed, kept[place])
+            k = partial(gp.kernels, model, memory.inputs, likelihood, variance, memory.head, memory_budget, sketch)
             added = bounding_jitter(likelihood, f, points) if jitter is None else jitter
-            k = kernel.of(covariance, added).to(wide(mean.dtype))
-            return Anchor(memory, mean.T.to(wide(mean.dtype)).contiguous(), k)
+            return Anchor(memory, fixed, kernel.of(k, added, fixed.dtype))
 
         with ranks.agreement():
-            computed = {place: anchor(memories[place]) for place in range(ranks.rank, len(memories), ranks.size)}
-        anchors = [_shared(computed.get(place), memory, place, kernel, ranks) for place, memory in enumerate(memories)]
+            computed = {place: anchor(place) for place in range(ranks.rank, len(memories), ranks.size)}
+        anchors = [
+            _shared(computed.get(place), memory, place, kernel, kept.get(place), ranks)
+            for place, memory in enumerate(memories)
+        ]
         return cls(anchors, likelihood, chunk_size)
 
     def uninformed_nll(self) -> float:
@@ -261,12 +269,18 @@ class _QuadraticForm(torch.autograd.Function):
         return 2 * ctx.ranks.size * g * u, None, None, None, None
 
 
-def _shared(anchor: Anchor | None, memory: Memory, place: int, kernel: type[Kernel], ranks: Ranks) -> Anchor:
-    """The anchor that the rank whose turn it is has computed, on every rank."""
-    found: State = {} if anchor is None else {"mean": anchor.mean, "kernel": anchor.kernel.state_dict()}
+def _shared(
+    anchor: Anchor | None, memory: Memory, place: int, kernel: type[Kernel], kept: Kernel | None, ranks: Ranks
+) -> Anchor:
+    """The anchor that the rank whose turn it is has computed, on every rank; a kernel that was kept is there."""
+    found: State = {}
+    if anchor is not None:
+        found = {"mean": anchor.mean, "kernel": anchor.kernel.state_dict() if kept is None else None}
     found = ranks.broadcast(found, place % ranks.size)
+    if anchor is not None:
+        return anchor
     device = memory.labels.device
-    return anchor or Anchor(memory, found["mean"].to(device), kernel.from_state(found["kernel"], device))
+    return Anchor(memory, found["mean"].to(device), kept or kernel.from_state(found["kernel"], device))
 
 
 def _groups(anchors: Sequence[Anchor], chunk_size: int) -> Iterator[list[tuple[int, Anchor]]]:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import final
@@ -50,11 +50,25 @@ from fromp.memory import (
 )
 from fromp.metrics.full_kernel import FullKernel
 from fromp.metrics.kernel import Kernel
-from fromp.naming import CURVATURES, KERNELS, LIKELIHOODS, SCORES, SELECTIONS, built, description, name_of
+from fromp.naming import (
+    CURVATURES,
+    KERNELS,
+    LIKELIHOODS,
+    REFRESHES,
+    SCORES,
+    SELECTIONS,
+    built,
+    description,
+    name_of,
+    named,
+)
 from fromp.prior import Anchor, FunctionalPrior, OutputsChanged
 from fromp.protocol import no_penalty
+from fromp.refresh import Refresh, at_every_end
 from fromp.remembering import NOTHING, Remembering
 from fromp.restoring import SETTINGS, restored, saved_options
+
+NO_KERNELS: Mapping[int, Kernel] = {}
 
 
 @final
@@ -74,6 +88,10 @@ class FROMP(Remembering):
         cost (`prior.bounding_jitter`), so that no optimiser is thrown off by it.
     kernel: `FullKernel`, or `IdentityKernel` for the L2 variants.
     curvature: `ExactGGN()`, or `SignGGN()`, which takes one backward pass per example however many classes there are.
+    refresh: which kernels of past tasks a task's end computes anew: all of them unless it is `when_doubled` or `never`,
+        with which the cost of `end_task` hardly grows with the number of tasks.
+    sketch: where the derivatives at a task's memory do not fit into `memory_budget`, kernels from so many random
+        combinations of the weights, such as 4000, with one pass over the memory; by default they are exact.
     score, select: which examples are kept; `random_score` makes it FRORP, `top` ignores the classes.
     tasks_per_step: draw this many past tasks for each penalty, in turns, and scale it up, so that a step's cost stays
         the same however many tasks there are; over a round of turns it is the full one, and its noise costs accuracy.
@@ -92,6 +110,7 @@ class FROMP(Remembering):
     prior_precision = Setting(positive)
     jitter = Setting(number_or_none)
     tasks_per_step = Setting(count_or_none)
+    sketch = Setting(count_or_none)
 
     def __init__(
         self,
@@ -113,6 +132,8 @@ class FROMP(Remembering):
         total_memory: int | None = None,
         keep: Transform | None = None,
         curvature: Curvature = gp.EXACT,
+        refresh: Refresh = at_every_end,
+        sketch: int | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -128,6 +149,7 @@ class FROMP(Remembering):
         )
         self.tau, self.prior_precision, self.jitter, self.kernel = tau, prior_precision, jitter, kernel
         self.tasks_per_step, self.curvature = tasks_per_step, curvature
+        self.refresh, self.sketch = refresh, sketch
         self._ranks = ranks
         self._prior: FunctionalPrior | None = None
         self._turns = NOTHING  # past tasks in the order in which they are drawn next
@@ -212,7 +234,7 @@ class FROMP(Remembering):
                 share = ggn(self.curvature, seed + ranks.rank)
             added = {name: ranks.total(diagonal) for name, diagonal in share.items()}
             precision = {name: self._known(name, g, self.precision) + g for name, g in added.items()}  # Eq. (9)
-            prior = self._prior_at(memories, precision, ranks)
+            prior = self._prior_at(memories, precision, ranks, self._kernels_kept(memories))
             with ranks.agreement():
                 found = {"precision": precision, "tasks": [anchor.state_dict() for anchor in prior.anchors]}
                 check_finite(found, f"the end of task {len(memories) - 1}")
@@ -259,6 +281,7 @@ class FROMP(Remembering):
         output: Output | None = None,
         keep: Transform | None = None,
         curvature: Curvature | None = None,
+        refresh: Refresh | None = None,
         prefix: str = "",
     ) -> "FROMP":
         """What `save` wrote, for the same model. What you wrote yourself, such as a likelihood, is given again.
@@ -272,7 +295,8 @@ class FROMP(Remembering):
         try:
             likelihood = likelihood or built(LIKELIHOODS, field(state, "likelihood", dict), "likelihood")
             curvature = curvature or built(CURVATURES, field(state, "curvature", dict), "curvature")
-            reg = cls(model, likelihood, output=output, keep=keep, curvature=curvature, **options)
+            refresh = refresh or named(REFRESHES, field(state, "refresh", str), "refresh")
+            reg = cls(model, likelihood, output=output, keep=keep, curvature=curvature, refresh=refresh, **options)
         except CheckpointError:
             raise
         except (FrompError, TypeError) as error:
@@ -293,6 +317,7 @@ class FROMP(Remembering):
             "settings": settings,
             "likelihood": description(LIKELIHOODS, self.likelihood),
             "curvature": description(CURVATURES, self.curvature),
+            "refresh": name_of(REFRESHES, self.refresh),
             "weights": {name: list(value.shape) for name, value in self.precision.items()},
             "fingerprint": fingerprint(self._network, self.precision),
             "fixed": self._watch.fixed,
@@ -398,7 +423,21 @@ class FROMP(Remembering):
         points = self._points_per_pass([anchor.memory for anchor in anchors])
         return FunctionalPrior(anchors, self.likelihood, points)
 
-    def _prior_at(self, memories: Sequence[Memory], precision: dict[str, Tensor], ranks: Ranks) -> FunctionalPrior:
+    def _kernels_kept(self, memories: Sequence[Memory]) -> dict[int, Kernel]:
+        """The kernels that a task's end leaves as they are, by place; those of memories that have shrunk are not."""
+        return {
+            place: anchor.kernel
+            for place, anchor in enumerate(self._anchors())
+            if memories[place] is anchor.memory and not self.refresh(place + 1, len(memories))
+        }
+
+    def _prior_at(
+        self,
+        memories: Sequence[Memory],
+        precision: dict[str, Tensor],
+        ranks: Ranks,
+        kept: Mapping[int, Kernel] = NO_KERNELS,
+    ) -> FunctionalPrior:
         return FunctionalPrior.at(
             self._network,
             memories,
@@ -409,6 +448,8 @@ class FROMP(Remembering):
             self._points_per_pass(memories),
             self.memory_budget,
             ranks,
+            kept,
+            self.sketch,
         )
 
     def _points_per_pass(self, memories: Sequence[Memory]) -> int:

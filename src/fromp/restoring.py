@@ -19,7 +19,9 @@ from fromp.metrics.kernel import Kernel
 from fromp.naming import KERNELS, SCORES, SELECTIONS, named
 from fromp.prior import Anchor, wide_weight
 
-SETTINGS = ("tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget", "total_memory")
+SETTINGS = (
+    "tau", "memory_size", "prior_precision", "jitter", "tasks_per_step", "memory_budget", "total_memory", "sketch"
+)  # fmt: skip
 
 
 class Restored(NamedTuple):

@@ -224,6 +224,20 @@ def added(parts: Sequence[Gradient]) -> Gradient:
     return Dense(torch.stack([part.dense().g for part in parts]).sum(0))
 
 
+def joined(parts: Sequence[Gradient]) -> Gradient:
+    """The gradients of several chunks of examples, one after another, in a form that all of them have."""
+    outer = [part for part in parts if isinstance(part, Outer)]
+    if len(outer) == len(parts):
+        return Outer(torch.cat([part.g for part in outer]), torch.cat([part.a for part in outer]))
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if len(rows) == len(parts):
+        first = [sum(before.b for before in rows[:k]) for k in range(len(rows))]
+        example = torch.cat([part.example + start for part, start in zip(rows, first, strict=True)])
+        row, g = torch.cat([part.row for part in rows]), torch.cat([part.g for part in rows])
+        return Rows(example, row, g, sum(part.b for part in rows), rows[0].num_rows)
+    return Dense(torch.cat([part.dense().g for part in parts]))
+
+
 def outer_grams(left: list[Outer], right: list[Outer], variance: Tensor, memory_budget: int) -> Tensor:
     """sum_oi g_bo a_bi v_oi h_co e_ci for every pair of gradients that share their inputs a and e: (pairs, b, c).
 

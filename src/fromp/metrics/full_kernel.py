@@ -1,6 +1,6 @@
 """FROMP's metric: the inverse of the kernel of Eq. (10)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -20,8 +20,8 @@ class FullKernel(Kernel):
         self.inverse = inverse
 
     @classmethod
-    def of(cls, k: Callable[[], Tensor], jitter: float | Tensor) -> "FullKernel":
-        return cls(gp.inverse(k(), jitter)[None])
+    def of(cls, k: Callable[[], Iterator[Tensor]], jitter: float | Tensor, dtype: torch.dtype) -> "FullKernel":
+        return cls(torch.cat([cls(part).to(dtype).inverse for part in gp.inverses(k(), jitter)])[None])
 
     @classmethod
     def stack(cls, kernels: Sequence["FullKernel"]) -> "FullKernel":

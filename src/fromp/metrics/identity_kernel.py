@@ -1,6 +1,6 @@
 """The identity on the means: the metric of the L2 variants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 import torch
@@ -15,7 +15,7 @@ class IdentityKernel(Kernel):
     """K = I: the L2 variants, Eq. (1) on the memory's means."""
 
     @classmethod
-    def of(cls, k: Callable[[], Tensor], jitter: float | Tensor) -> "IdentityKernel":
+    def of(cls, k: Callable[[], Iterator[Tensor]], jitter: float | Tensor, dtype: torch.dtype) -> "IdentityKernel":
         return cls()
 
     @classmethod

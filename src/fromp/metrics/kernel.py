@@ -1,7 +1,7 @@
 """A metric that ties the points of a task together: d' K^-1 d on the means."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import torch
@@ -15,10 +15,11 @@ class Kernel(ABC):
 
     @classmethod
     @abstractmethod
-    def of(cls, k: Callable[[], Tensor], jitter: float | Tensor) -> Self:
-        """The kernel of one task's memory; `k` computes Eq. (10) there, (c, i, j), for those that need it.
+    def of(cls, k: Callable[[], Iterator[Tensor]], jitter: float | Tensor, dtype: torch.dtype) -> Self:
+        """The kernel of one task's memory; `k` computes Eq. (10) there, for those that need it.
 
-        jitter: added to its diagonal, one number or one per output, (c,).
+        It does so for some outputs at a time, (c', i, j). jitter: added to the diagonal, one number or one per output,
+        (c,). dtype: in which it is kept.
         """
 
     @classmethod
