@@ -37,6 +37,7 @@ class Benchmark:
     network: Network
     memory: int  # examples kept of each task, by methods that keep any
     training: Training
+    tuned_as: str | None = None  # another benchmark: what was chosen there, for every method, holds here too
 
     def make(self, options: StreamOptions, network: Network, seed: int) -> tuple[Stream, nn.Module]:
         """The stream and the network of one seed."""
@@ -97,6 +98,7 @@ def _split_mnist(
     hidden: tuple[int, ...] = (256, 256),
     memory: int = 40,
     training: Training = SPLIT_MNIST,
+    tuned_as: str | None = None,
 ) -> None:
     register(
         Benchmark(
@@ -107,6 +109,7 @@ def _split_mnist(
             network=MLP(hidden=hidden),
             memory=memory,
             training=training,
+            tuned_as=tuned_as,
         )
     )
 
@@ -179,10 +182,10 @@ _of_all_classes(
     "MNIST turned by 18 degrees more from task to task",
     lambda seed: Rotated(data.load("mnist"), [18.0 * task for task in range(10)], 10),
 )
-_split_mnist("split-fashion", "Fashion-MNIST in five pairs, one head per task", "fashion-mnist")
+_split_mnist("split-fashion", "Fashion-MNIST in five pairs, one head per task", "fashion-mnist", tuned_as="split-mnist")
 _split_mnist(
     "split-fashion-class", "the five pairs of Fashion-MNIST with one head of ten outputs", "fashion-mnist",
-    heads=output_a_class, memory=200,
+    heads=output_a_class, memory=200, tuned_as="split-mnist-class",
 )  # fmt: skip
 _of_all_classes("permuted-fashion", "Fashion-MNIST under ten permutations", _permuted("fashion-mnist", 10))
 _split_cifar("split-cifar", "CIFAR-10, then five 10-class tasks from CIFAR-100, one head per task", 6, _both_cifars(6))

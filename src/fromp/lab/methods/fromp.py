@@ -52,7 +52,6 @@ def _card(name: str, title: str, kernel: type[Kernel], score: Score, colour: int
             "toy*": {"tau": 0.1, "prior_precision": 1e-4, "jitter": 1e-2},
             "split-mnist*": {"tau": 10.0, "prior_precision": 1e-3, "jitter": 1e-6},
             "split-mnist-small": {"tau": 3.0},
-            "split-fashion": {"tau": 10.0, "prior_precision": 1e-3, "jitter": 1e-6},
             "split-digits": {"tau": 10.0, "prior_precision": 1e-3, "jitter": 1e-4},
             "permuted-digits": {"tau": 5.0, "jitter": 1e-4},
             "split-cifar*": {"tau": 10.0, "prior_precision": 1e-4, "jitter": 1e-6},

@@ -126,9 +126,8 @@ register(
             "permuted-*": {"schedule": "linear-decay"},
             "permuted-mnist": {"lr": 3e-3, "strength": 0.05},
             "split-mnist": MULTI_HEAD,
-            "split-fashion": MULTI_HEAD,
             "split-mnist-domain": {**SHARED_HEAD, "epochs": 3, "strength": 0.1},
-            "split-*-class": {**SHARED_HEAD, "epochs": 5, "strength": 1.0, "metric": "distillation"},
+            "split-mnist-class": {**SHARED_HEAD, "epochs": 5, "strength": 1.0, "metric": "distillation"},
         },
     )
 )

@@ -101,7 +101,7 @@ class Plan:
     @classmethod
     def _preset(cls, benchmark: str, method_name: str) -> "Plan":
         chosen, card = catalogue.benchmark(benchmark), method(method_name)
-        values = card.preset(benchmark)
+        values = _chosen(card, benchmark)
         if "memory" in names(card.settings):
             values = {"memory": chosen.memory, **values}
         own = {key: values.pop(key) for key in names(card.settings) if key in values}
@@ -143,7 +143,7 @@ class Plan:
 
     def untuned(self) -> bool:
         """Whether the method has a strength that was not chosen for this benchmark."""
-        chosen = self.card.preset(self.benchmark)
+        chosen = _chosen(self.card, self.benchmark)
         return "strength" in names(self.options) and "strength" not in chosen
 
     def differences(self, recorded: Mapping[str, Any]) -> list[str]:
@@ -215,6 +215,12 @@ def comparison(benchmark: str, methods: Iterable[str], changes: Mapping[str, Any
         name: Plan.of(benchmark, name, **{k: v for k, v in changes.items() if k in own or k not in everywhere})
         for name, own in known.items()
     }
+
+
+def _chosen(card: MethodCard, benchmark: str) -> dict[str, Any]:
+    """A method's preset on a benchmark, after that of the benchmark whose settings it shares."""
+    like = catalogue.benchmark(benchmark).tuned_as
+    return (card.preset(like) if like else {}) | card.preset(benchmark)
 
 
 def as_of_today(recorded: Mapping[str, Any]) -> dict[str, Any]:
