@@ -1,7 +1,7 @@
 """The functional prior q~ and the distance from it, Eq. (7) with the approximations that lead to Eq. (8)."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -174,6 +174,7 @@ class Block:
     mean: Tensor  # (t, c, i)
     kernel: Kernel
     memories: Sequence[Memory]  # whose points are views of those above
+    places: tuple[int, ...] | None = None  # of its tasks among those of the kernel; None for all of them
 
     @classmethod
     def of(cls, members: Sequence[tuple[int, Anchor]]) -> "Block":
@@ -196,17 +197,18 @@ class Block:
 
     def some(self, tasks: Tensor) -> "Block":
         """The part of the block that belongs to `tasks`."""
-        places = torch.isin(self.tasks, tasks).nonzero().flatten()
-        t, i = len(self.tasks), self.mean.shape[-1]
-        rows = torch.arange(t * i).view(t, i)[places].flatten()
-        columns = None if self.columns is None else self.columns[rows]
+        # Numbers of the CPU and slices: a device waits for neither, and K^-1 is not copied.
+        places, i = torch.isin(self.tasks, tasks).nonzero().flatten().tolist(), self.mean.shape[-1]
+        rows = [slice(k * i, (k + 1) * i) for k in places]
+        if not rows:
+            return replace(self, tasks=self.tasks[:0])
         return replace(
             self,
             tasks=self.tasks[places],
-            inputs=inputs.take(self.inputs, rows),
-            columns=columns,
-            mean=self.mean[places],
-            kernel=self.kernel.take(places),
+            inputs=inputs.concatenate([inputs.take(self.inputs, own) for own in rows]),
+            columns=None if self.columns is None else torch.cat([self.columns[own] for own in rows]),
+            mean=torch.stack([self.mean[k] for k in places]),
+            places=tuple(places),
         )
 
     def anchors(self) -> Iterator[tuple[int, Anchor]]:
@@ -229,16 +231,21 @@ class Block:
             f = f.gather(1, columns)
         m = likelihood.mean(f).view(t, -1, c).mT[..., : own.stop - own.start]
         d = m - self.mean[..., own]
+        solve = self.kernel.solve if self.places is None else partial(self.kernel.solve_some, tasks=self.places)
         if torch.compiler.is_compiling() and ranks.size == 1:
-            return (d * self.kernel.solve(d)).sum()  # inductor makes the gradient of `_QuadraticForm` wrong
-        return _QuadraticForm.apply(d, self.kernel, own, i, ranks)
+            return (d * solve(d)).sum()  # inductor makes the gradient of `_QuadraticForm` wrong
+        return _QuadraticForm.apply(d, solve, own, i, ranks)
 
     def _at(self, own: slice) -> tuple[Inputs, Tensor | None]:
         """Some points of each task and the outputs of their heads; the first ones instead of none, for the graph."""
         t, i = len(self.tasks), self.mean.shape[-1]
         if own == slice(0, i):
             return self.inputs, self.columns
-        rows = torch.arange(t * i).view(t, i)[:, own if own.start < own.stop else slice(0, 1)].flatten()
+        rows = (
+            torch.arange(t * i, device=self.mean.device)
+            .view(t, i)[:, own if own.start < own.stop else slice(0, 1)]
+            .flatten()
+        )
         return inputs.take(self.inputs, rows), None if self.columns is None else self.columns[rows]
 
 
@@ -249,10 +256,10 @@ class _QuadraticForm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, d: Tensor, kernel: Kernel, own: slice, n: int, ranks: Ranks) -> Tensor:
+    def forward(ctx: Any, d: Tensor, solve: Callable[[Tensor], Tensor], own: slice, n: int, ranks: Ranks) -> Tensor:
         whole = ranks.join(d, n)
-        u = kernel.solve(whole)
-        ctx.kernel, ctx.ranks = kernel, ranks
+        u = solve(whole)
+        ctx.solve, ctx.ranks = solve, ranks
         ctx.save_for_backward(d, u[..., own])
         return (whole * u).sum()
 
@@ -265,7 +272,7 @@ class _QuadraticForm(torch.autograd.Function):
                     f"{ctx.ranks.size} ranks share the penalty, so that none has its second derivatives; take them "
                     "with FROMP(..., ranks=Alone())."
                 )
-            u = ctx.kernel.solve(d)
+            u = ctx.solve(d)
         return 2 * ctx.ranks.size * g * u, None, None, None, None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fromp.contexts.context import Context, Points, Present
-from fromp.contexts.past import Past
+from fromp.contexts.past import Past, arriving
 from fromp.foundation import inputs
 from fromp.foundation.checked import count
 from fromp.foundation.errors import DataError
@@ -30,7 +30,8 @@ class Mixtures(Context):
 
     def draw(self, past: Past, present: Present, generator: torch.Generator) -> Iterator[Points]:
         for pool, i, j in past.draw(self.size, generator):
-            u = torch.rand(len(i), generator=generator, dtype=torch.double).to(pool.old)
+            u = torch.rand(len(i), generator=generator, dtype=torch.double).to(pool.old.dtype)
+            u = arriving(u, pool.old.device)
             yield Points(
                 _mix(inputs.take(pool.inputs, i), inputs.take(pool.inputs, j), u),
                 None if pool.columns is None else pool.columns[i],

@@ -82,8 +82,13 @@ class Past:
         own, its = (self._first[t] + (v * self._size[t]).long() for t, v in ((task, u[1]), (other, u[2])))
         for k, pool in enumerate(self.pools):
             here = slice(None) if len(self.pools) == 1 else (self._pool[task] == k).nonzero().flatten()
-            if len(chosen := own[here].to(pool.old.device)):
-                yield pool, chosen, its[here].to(pool.old.device)
+            if len(chosen := own[here]):
+                yield pool, arriving(chosen, pool.old.device), arriving(its[here], pool.old.device)
+
+
+def arriving(drawn: Tensor, device: torch.device) -> Tensor:
+    """What was drawn on the CPU, on its way to a device, which is not waited for."""
+    return drawn.to(device, non_blocking=True)
 
 
 def _kind(memory: Memory) -> tuple:

@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from fromp.contexts.context import Context, Points, Present
-from fromp.contexts.past import Past
+from fromp.contexts.past import Past, arriving
 from fromp.foundation.inputs import num_examples, tensors
 
 
@@ -28,5 +28,5 @@ class PresentBatch(Context):
             if trained.isdisjoint(head):
                 by_width.setdefault(len(head), []).append(head)
         for heads in by_width.values():
-            columns = torch.tensor(heads, device=device).expand(n, -1, -1)
+            columns = arriving(torch.tensor(heads), device).expand(n, -1, -1)
             yield Points(present.inputs, columns, len(heads), now=present.outputs)

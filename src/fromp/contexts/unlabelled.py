@@ -7,7 +7,7 @@ from typing import final
 import torch
 
 from fromp.contexts.context import Context, Points, Present
-from fromp.contexts.past import Past
+from fromp.contexts.past import Past, arriving
 from fromp.derivatives.model import as_head
 from fromp.foundation import inputs
 from fromp.foundation.checked import count
@@ -30,6 +30,6 @@ class Unlabelled(Context):
     def draw(self, past: Past, present: Present, generator: torch.Generator) -> Iterator[Points]:
         device, head = past.pools[0].old.device, as_head(self.head)
         chosen = torch.randint(inputs.num_examples(self.inputs), (self.size,), generator=generator)
-        x = inputs.transform(lambda part: part[chosen.to(part.device)].to(device), self.inputs)
-        columns = None if head is None else torch.tensor(head, device=device).expand(self.size, 1, -1)
+        x = inputs.transform(lambda part: arriving(part[arriving(chosen, part.device)], device), self.inputs)
+        columns = None if head is None else arriving(torch.tensor(head), device).expand(self.size, 1, -1)
         yield Points(x, columns, len(past))

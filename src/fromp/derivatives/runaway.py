@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fromp.foundation.errors import FrompWarning
 
-BETWEEN_LOOKS = 16  # penalties, of which one is read: that waits for the device
+BETWEEN_LOOKS = 16  # penalties, of which one is read; on another device than the CPU, when the next one is sent
 RUNAWAY_LOOKS = 3  # in a row that find the penalty too high
 RUNAWAY = 100.0  # times what labels cost a model that gives 0 for everything, or 1 nat
 
@@ -28,18 +28,29 @@ class RunawayWatch:
     def __init__(self, uninformed: Callable[[], float], lost: Callable[[], list[int]]) -> None:
         self._uninformed, self._lost = uninformed, lost
         self._penalties = self._high = 0
+        self._sent: tuple[Tensor, torch.Event] | None = None
         self._limit: float | None = None
 
     def look(self, penalty: Tensor) -> None:
-        """Called with each penalty; reads one in `BETWEEN_LOOKS`."""
+        """Called with each penalty; reads one in `BETWEEN_LOOKS`, and never waits for a device."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._high >= RUNAWAY_LOOKS:
             return
         self._penalties += 1
         if self._penalties % BETWEEN_LOOKS:
             return
+        if penalty.device.type == "cpu":
+            self._judge(float(penalty.detach()))
+            return
+        sent = self._sent
+        arrived = torch.Event(penalty.device)
+        self._sent = penalty.detach().to("cpu", non_blocking=True), arrived
+        arrived.record()
+        if sent is not None and sent[1].query():
+            self._judge(float(sent[0]))
+
+    def _judge(self, value: float) -> None:
         if self._limit is None:
             self._limit = RUNAWAY * max(1.0, self._uninformed())
-        value = float(penalty.detach())
         self._high = 0 if value <= self._limit else self._high + 1  # NaN counts as high
         if self._high == RUNAWAY_LOOKS and not math.isfinite(value):
             tasks = ", ".join(map(str, self._lost())) or "none of the past ones by itself"
@@ -47,7 +58,7 @@ class RunawayWatch:
                 f"the penalty is {value} and stays so: the model's outputs are not finite at the memory of task "
                 f"{tasks}. Training has diverged; go back to weights from before, and lower the learning rate.",
                 FrompWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
         elif self._high == RUNAWAY_LOOKS:
             warnings.warn(
@@ -56,5 +67,5 @@ class RunawayWatch:
                 "Leave `jitter` at its default, which bounds the penalty, lower `tau` or the learning rate, or clip "
                 "the gradient.",
                 FrompWarning,
-                stacklevel=3,
+                stacklevel=4,
             )

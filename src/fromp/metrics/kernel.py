@@ -31,6 +31,10 @@ class Kernel(ABC):
     def solve(self, d: Tensor) -> Tensor:
         """K^-1 d for each task and output: (t, c, i) -> (t, c, i)."""
 
+    def solve_some(self, d: Tensor, tasks: Sequence[int]) -> Tensor:
+        """The same for some of the tasks, of whose kernels nothing is copied: (t', c, i) -> (t', c, i)."""
+        return torch.cat([self.take(slice(t, t + 1)).solve(one) for t, one in zip(tasks, d.split(1), strict=True)])
+
     @abstractmethod
     def take(self, tasks: Tensor | slice) -> Self:
         """Some of the tasks; a slice of them is a view."""
