@@ -11,6 +11,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from oracles.browser import look, needs_browser
+from PIL import Image
 from rich.console import Console
 
 from fromp.foundation import storage
@@ -20,6 +21,7 @@ from fromp.lab.engine.run import Run
 from fromp.lab.paper import drawings, reproduce, tables
 from fromp.lab.paper.exhibits import EXHIBITS, Drawing
 from fromp.lab.paper.required import Required, ResultsFolder
+from fromp.lab.report.figures import style
 from fromp.lab.report.figures.plane import Boundary, toy_strip
 from fromp.lab.results import metrics, store
 from fromp.lab.results.format import Table
@@ -132,6 +134,23 @@ def test_rendering_writes_every_format_and_one_page(root, tmp_path):
     assert page.count('<img class="chart" src="data:image/svg+xml') == 1
     assert f"not rendered yet: <code>fromp reproduce figure-toy --quick --out {out}</code>" in page
     assert not re.search(r"https?:", page)
+
+
+@pytest.mark.parametrize("name", [name for name in EXHIBITS if not name.startswith("table-")])
+def test_a_figure_is_sharp_on_a_slide_and_says_what_it_is_of(root, tmp_path, name):
+    """1,600 pixels at least; curves and bars say of how many seeds, and bars begin at zero."""
+    exhibit = EXHIBITS[name]
+    figure = exhibit.render(ResultsFolder(root), exhibit.runs(quick=True))
+    written = [path for path in style.save(figure, tmp_path / name) if path.suffix == ".png"]
+    with Image.open(written[0]) as picture:
+        assert picture.width >= 1600
+    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    if figure.axes[0].patches and "bars" in name:
+        assert figure.axes[0].get_ylim() == (0, 100)
+    if name in ("figure-cifar-bars", "figure-memory-mnist", "figure-tau"):
+        assert legends
+        assert all(re.search(r", [\d to]+ seeds?$", text) for text in legends)
+        assert figure.axes[0].get_title()
 
 
 @needs_browser

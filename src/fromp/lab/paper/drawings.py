@@ -18,6 +18,7 @@ from fromp.lab.report import plane
 from fromp.lab.report.figures.plane import Boundary, toy_strip
 from fromp.lab.report.figures.style import Array
 from fromp.lab.report.gallery import drawable
+from fromp.lab.results.format import seeds_of
 from fromp.lab.results.record import Experiment
 from fromp.likelihoods import Categorical
 from fromp.memory import assess, per_class
@@ -40,7 +41,7 @@ def task_bars(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     methods = {method: values for method, values in last.items() if method not in limits}
     if not methods:
         raise MissingRuns("none of the methods has been run")
-    return paper_figures.task_bars(methods, limits)
+    return paper_figures.task_bars(benchmark_title(needed[0].benchmark), methods, limits)
 
 
 def against(kept: ResultsFolder, needed: Sequence[Required], setting: str, label: str) -> Figure:
@@ -52,7 +53,7 @@ def against(kept: ResultsFolder, needed: Sequence[Required], setting: str, label
             by_method.setdefault(runs.method, {})[found.settings[setting]] = values
     if max(map(len, by_method.values()), default=0) < 2:
         raise MissingRuns(f"fewer than two values of {setting} have been run")
-    return paper_figures.against(by_method, f"{label} ({benchmark_title(needed[0].benchmark)})")
+    return paper_figures.against(benchmark_title(needed[0].benchmark), by_method, label)
 
 
 def memorable(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
@@ -90,8 +91,9 @@ def toy_methods(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     """The last decision boundary of the middle seed of each method."""
     drawn = []
     for runs in needed:
-        boundary, accuracy = _last(*_pictured(kept, runs))
-        drawn.append((boundary, f"{method_title(runs)}, {accuracy}"))
+        found, seed = _pictured(kept, runs)
+        boundary, accuracy = _last(found, seed)
+        drawn.append((boundary, f"{method_title(runs)}, {accuracy} (middle of {seeds_of([len(found.finished)])})"))
     return toy_strip(*zip(*drawn, strict=True))
 
 
@@ -111,7 +113,7 @@ def entropies(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
             entropy = 0.5 * (math.log(2 * math.pi * math.e) - precision[name].detach().double().log())
             layers.setdefault(name.rpartition(".")[0], []).append(entropy.flatten())
         by_task.append([torch.cat(parts).numpy() for parts in layers.values()])
-    return paper_figures.entropies(by_task)
+    return paper_figures.entropies(_of_seed(needed[0], seed), by_task)
 
 
 def task_boundaries(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
@@ -121,7 +123,10 @@ def task_boundaries(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
     if trace is None:
         raise MissingRuns(f"seed {seed} of {needed[0].place} has left no trace of its detector")
     return paper_figures.statistics(
-        {name: values.numpy() for name, values in trace.values.items()}, trace.true, trace.found
+        _of_seed(needed[0], seed),
+        {name: values.numpy() for name, values in trace.values.items()},
+        trace.true,
+        trace.found,
     )
 
 
@@ -133,6 +138,10 @@ def _pictured(kept: ResultsFolder, runs: Required) -> tuple[Experiment, int]:
     if kept.unpictured(runs):
         raise MissingRuns(f"the snapshots of {runs.place} are not kept with the results")
     return found, found.middle_seed
+
+
+def _of_seed(runs: Required, seed: int) -> str:
+    return f"{method_title(runs)} on {benchmark_title(runs.benchmark)}, seed {seed}"
 
 
 def _last(found: Experiment, seed: int) -> tuple[Boundary, str]:

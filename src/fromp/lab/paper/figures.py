@@ -11,45 +11,48 @@ from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from fromp.lab.methods import METHODS
 from fromp.lab.report.figures.statistic import draw_statistic
 from fromp.lab.report.figures.style import COLOURS, INK, MARKERS, STYLE, Array, new, plain, standard_error
+from fromp.lab.results.format import seeds_of
 
 UNTESTED = 10  # minibatches at the start that are not drawn: their statistics would set the scale
 
 
 @rc_context(STYLE)
-def task_bars(by_method: Mapping[str, Array], limits: Mapping[str, Array]) -> Figure:
-    """The accuracy on each task after the last one, (runs, tasks), and their average; limits as lines across."""
+def task_bars(title: str, by_method: Mapping[str, Array], limits: Mapping[str, Array]) -> Figure:
+    """The accuracy on each task after the last one, (seeds, tasks), and their average; limits as lines across."""
     every = [_with_average(values) for values in [*by_method.values(), *limits.values()]]
+    labels = {method: _counted(method, [len(values)]) for method, values in {**by_method, **limits}.items()}
     groups = np.arange(every[0].shape[1], dtype=float)
     groups[-1] += 0.4  # the average stands apart
-    figure, axes = new((7.2, 3.1))
+    figure, axes = new((8.0, 3.6))
     width = 0.8 / len(by_method)
     for place, (method, values) in enumerate(by_method.items()):
         at = groups + (place - (len(by_method) - 1) / 2) * width
         mean, error = _with_average(values).mean(0), standard_error(_with_average(values))
-        axes.bar(at, mean, 0.9 * width, color=_colour(method, place), alpha=0.88, label=_title(method))
+        axes.bar(at, mean, 0.9 * width, color=_colour(method, place), alpha=0.88, label=labels[method])
         if error is not None:
             axes.errorbar(at, mean, yerr=error, fmt="none", ecolor=INK, elinewidth=1.1, capsize=2)
     for method, values in limits.items():
         mean = _with_average(values).mean(0)
         line: Literal["solid", "dashed"] = "dashed" if METHODS[method].needs_task_at_test else "solid"
         left, right = groups - 0.45, groups + 0.45
-        axes.hlines(mean, left, right, colors=INK, linestyles=line, linewidth=1.4, label=_title(method))
-    lowest = min(float(values.mean(0).min()) for values in every)
-    highest = max(float(values.mean(0).max()) for values in every)
-    axes.set_ylim(max(0, 10 * np.floor((lowest - 5) / 10)), min(100.5, highest + 3))
+        axes.hlines(
+            mean, left, right, colors=INK, linestyles=line, linewidth=1.4, label=_counted(method, [len(values)])
+        )
+    axes.set_ylim(0, 100)  # a bar's length is the accuracy
+    axes.set_title(title)
     axes.set_xticks(groups, [*(f"task {k + 1}" for k in range(len(groups) - 1)), "average"])
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("accuracy after the last task, %")
     shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    order = [_title(method) for method in [*by_method, *limits]]
+    order = list(labels.values())
     figure.legend([shown[name] for name in order], order, loc="outside lower center", ncols=4, columnspacing=1.4)
     return figure
 
 
 @rc_context(STYLE)
-def against(by_method: Mapping[str, Mapping[float, Array]], label: str) -> Figure:
-    """The average accuracy, (runs,), against a setting on a logarithmic axis; bars are one standard error."""
-    figure, axes = new((3.8, 3.1))
+def against(title: str, by_method: Mapping[str, Mapping[float, Array]], label: str) -> Figure:
+    """The average accuracy, (seeds,), against a setting on a logarithmic axis; bars are one standard error."""
+    figure, axes = new((5.4, 3.8))
     for place, (method, by_value) in enumerate(by_method.items()):
         settings = sorted(by_value)
         mean = np.array([by_value[value].mean() for value in settings])
@@ -57,7 +60,7 @@ def against(by_method: Mapping[str, Mapping[float, Array]], label: str) -> Figur
         spread = np.array([0.0 if error is None else float(error) for error in errors])
         axes.errorbar(
             settings, mean, yerr=spread, color=_colour(method, place), marker=MARKERS[place], capsize=2.5,
-            elinewidth=1.2, label=_title(method),
+            elinewidth=1.2, label=_counted(method, [len(by_value[value]) for value in settings]),
         )  # fmt: skip
     ticks = sorted({value for by_value in by_method.values() for value in by_value})
     axes.set_xscale("log")
@@ -67,6 +70,7 @@ def against(by_method: Mapping[str, Mapping[float, Array]], label: str) -> Figur
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, high - 1), high)  # at least a point high: less would be noise
     axes.set_ylabel("average accuracy, %")
+    axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=3, columnspacing=1.2)
     return figure
 
@@ -93,7 +97,7 @@ def memorable(most: Array, least: Array, columns: int = 5) -> Figure:
 
 
 @rc_context(STYLE)
-def entropies(by_task: Sequence[Sequence[Array]]) -> Figure:
+def entropies(title: str, by_task: Sequence[Sequence[Array]]) -> Figure:
     """Histograms of the entropies of the weights of each layer, a row, after each task, a column."""
     num_layers, num_tasks = len(by_task[0]), len(by_task)
     figure = Figure(figsize=(1.0 + 1.35 * num_tasks, 0.6 + 1.05 * num_layers), facecolor="none", layout="constrained")
@@ -112,20 +116,22 @@ def entropies(by_task: Sequence[Sequence[Array]]) -> Figure:
                 axes.set_title(f"after task {task + 1}")
             if task == 0:
                 axes.set_ylabel(f"layer {layer + 1}")
+    figure.suptitle(title, color=INK, fontsize=11)
     figure.supxlabel("entropy of a weight, nats; the dotted line is the median", color=INK, fontsize=9.5)
     return figure
 
 
 @rc_context(STYLE)
-def statistics(values: Mapping[str, Array], true: Sequence[int], found: Sequence[int]) -> Figure:
+def statistics(title: str, values: Mapping[str, Array], true: Sequence[int], found: Sequence[int]) -> Figure:
     """The paper's figure of task boundaries: each statistic over minibatches, where tasks begin and where found."""
-    figure = Figure(figsize=(3.6 * len(values), 2.9), facecolor="none", layout="constrained")
+    figure = Figure(figsize=(4.2 * len(values), 3.2), facecolor="none", layout="constrained")
     for place, (name, of_name) in enumerate(values.items()):
         axes = figure.add_subplot(1, len(values), place + 1, facecolor="none")
         draw_statistic(axes, of_name, true, found)
         low, high = of_name[UNTESTED:].min(), of_name[UNTESTED:].max()
         axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
-        axes.set_ylabel(name)
+        axes.set_title(name)
+    figure.suptitle(title, color=INK, fontsize=11)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
@@ -141,3 +147,8 @@ def _colour(method: str, place: int) -> str:
 
 def _title(method: str) -> str:
     return plain(METHODS[method].title if method in METHODS else method)
+
+
+def _counted(method: str, seeds: Sequence[int]) -> str:
+    """A method's title with its number of seeds, or the fewest and the most where they differ."""
+    return f"{_title(method)}, {seeds_of(seeds)}"

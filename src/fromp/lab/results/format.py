@@ -82,6 +82,12 @@ def points(fraction: float) -> str:
     return "0.00" if text == "-0.00" else text
 
 
+def seeds_of(counts: Sequence[int]) -> str:
+    """How many seeds, or the fewest and the most of them where they differ."""
+    fewest, most = min(counts), max(counts)
+    return f"{fewest} to {most} seeds" if fewest < most else "1 seed" if most == 1 else f"{most} seeds"
+
+
 def duration(seconds: float) -> str:
     """A time that was measured."""
     if seconds < 60:

@@ -1,5 +1,6 @@
 """One style for all figures: colour-blind safe, text as text, readable on light and dark paper."""
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ def look(place: int) -> Look:
     return Look(COLOURS[place % len(COLOURS)], line, marker)
 
 
+PIXELS = 1600  # across a picture, at least: what a slide shows
 SIZE = (4.6, 3.1)  # inches: two beside each other on a page, one on a phone
 Array = NDArray[np.float64]
 
@@ -56,7 +58,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
     written = [path.with_name(f"{path.name}.{suffix}") for suffix in ("pdf", "svg", "png")]
     with rc_context(STYLE):
         for file in written:
-            figure.savefig(file, dpi=200)
+            figure.savefig(file, dpi=max(200, math.ceil(PIXELS / figure.get_figwidth())))
     return written
 
 

@@ -1,0 +1,41 @@
+"""Brings figures of the paper from results/paper, where `fromp reproduce NAME` leaves them, into docs/figures.
+
+    python tools/figures.py [--results DIR]
+
+A figure that is not rendered there stays as it is.
+"""
+
+import argparse
+from pathlib import Path
+
+from PIL import Image
+
+FIGURES = (
+    "cifar-bars", "entropy", "memorable-cifar", "memorable-mnist", "memory-mnist", "task-boundaries", "toy",
+    "toy-larger-deviation", "toy-less-data", "toy-more-data", "toy-overlapping", "toy-sixth-task",
+)  # fmt: skip
+COLOURS = 128  # of a copy: a quarter of the file, and the same to the eye
+WIDEST = 1800  # pixels
+
+
+def copy(source: Path, target: Path) -> None:
+    """A picture with fewer colours, not wider than a page needs."""
+    with Image.open(source) as opened:
+        picture = opened.convert("RGBA")
+    if picture.width > WIDEST:
+        picture = picture.resize((WIDEST, picture.height * WIDEST // picture.width), Image.Resampling.LANCZOS)
+    picture.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(target, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Bring rendered figures of the paper into docs/figures.")
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    folder = parser.parse_args().results / "paper"
+    for name in FIGURES:
+        if (source := folder / f"figure-{name}.png").exists():
+            copy(source, target := Path("docs/figures") / f"{name}.png")
+            print(target)
+
+
+if __name__ == "__main__":
+    main()
