@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: setup demo test test-slow lint docs site clean
+.PHONY: setup demo test test-slow lint docs notebooks site clean
 
 setup: .venv/installed
 
@@ -36,6 +36,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+notebooks: .venv/frameworks
+	$(BIN)/python tools/notebooks.py
 
 docs: setup
 	$(BIN)/python tools/fill_tables.py

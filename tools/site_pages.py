@@ -1,11 +1,12 @@
 """The documentation site: hooks for MkDocs, which `make site` builds from docs/ and the pages beside it.
 
-README.md is the first page. Links in the pages are those of the repository; here they become links of the site, and a
+README.md is the first page, and each notebook of examples/notebooks is a page with its outputs. Links in the pages are those of the repository; here they become links of the site, and a
 link to a file that is no page, such as a module, becomes its text.
 """
 
 import importlib.util
 import inspect
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import fromp
 
 ROOT = Path(__file__).resolve().parent.parent
-BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -22,6 +23,8 @@ def page_of(path: str) -> str | None:
     """The place in the site of a file of the repository; None if it has none."""
     if path == "README.md":
         return "index.md"
+    if path.startswith("examples/notebooks/") and path.endswith(".ipynb"):
+        return path.replace(".ipynb", ".md")
     if path in BESIDE or (path.startswith("results/") and path.endswith("README.md")):
         return path
     return path.removeprefix("docs/") if path.startswith("docs/") else None
@@ -31,7 +34,7 @@ def source_of(page: str) -> str:
     """The file of the repository that a page of the site is made from."""
     if page == "index.md":
         return "README.md"
-    return page if page in BESIDE or page.startswith("results/") else f"docs/{page}"
+    return page if page in BESIDE or page.startswith(("results/", "examples/")) else f"docs/{page}"
 
 
 def rewritten(text: str, page: str) -> str:
@@ -49,6 +52,20 @@ def rewritten(text: str, page: str) -> str:
         return f"{image}[{label}]({posixpath.relpath(target, posixpath.dirname(page) or '.')}{mark}{anchor})"
 
     return LINK.sub(link, text)
+
+
+def notebook(path: Path) -> str:
+    """A notebook as a page: text as it is, code in blocks, outputs below them."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text'])}\n```")
+            elif picture := output.get("data", {}).get("image/png"):
+                parts.append(f'<img alt="The figure that this cell draws" src="data:image/png;base64,{picture.strip()}">')
+    return "\n\n".join(parts) + "\n"
 
 
 def reference() -> str:
@@ -77,6 +94,10 @@ def on_files(files: Any, config: Any) -> Any:
         target = page_of(path.relative_to(ROOT).as_posix())
         assert target is not None
         files.append(File.generated(config, target, content=path.read_text(encoding="utf-8")))
+    for path in sorted(ROOT.glob("examples/notebooks/*.ipynb")):
+        target = page_of(path.relative_to(ROOT).as_posix())
+        assert target is not None
+        files.append(File.generated(config, target, content=notebook(path)))
     if importlib.util.find_spec("mkdocstrings") is not None:
         files.append(File.generated(config, "reference.md", content=reference()))
     return files

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
         ("library/own-data.md", "[all](../../results/toy/README.md)", "[all](../results/toy/README.md)"),
         ("library/own-data.md", "[front](../../README.md#three-lines)", "[front](../index.md#three-lines)"),
         ("library/method.md", "[code](../../src/fromp/gp.py)", "code"),
+        ("index.md", "[text](examples/notebooks/text.ipynb)", "[text](examples/notebooks/text.md)"),
+        ("examples/notebooks/text.md", "[what](../../docs/library/what-to-use.md)", "[what](../../library/what-to-use.md)"),
         ("results/toy/README.md", "[back](../../docs/lab/results.md)", "[back](../../lab/results.md)"),
         ("library/method.md", "[paper](https://arxiv.org/abs/2004.14070)", "[paper](https://arxiv.org/abs/2004.14070)"),
         ("library/method.md", "[above](#the-loop)", "[above](#the-loop)"),
@@ -25,6 +27,13 @@ ROOT = Path(__file__).parents[2]
 )
 def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
     assert site_pages.rewritten(text, page) == expected
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs():
+    page = site_pages.notebook(ROOT / "examples" / "notebooks" / "images.ipynb")
+    assert page.startswith("# Images")
+    assert "after upright" in page
+    assert 'src="data:image/png;base64,' in page
 
 
 @pytest.mark.slow

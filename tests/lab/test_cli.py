@@ -236,4 +236,4 @@ def test_an_interruption_before_there_is_anything_to_save(monkeypatch, capsys):
 
     monkeypatch.setattr("fromp.lab.bench.main", interrupted)
     assert main(["bench"]) == 130
-    assert capsys.readouterr().err == "fromp: interrupted\n"
+    assert capsys.readouterr().err == "fromp: interrupted; what was saved is kept. Run the same command again.\n"

@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; give another path.")
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail("interrupted; what was saved is kept. Run the same command again.", 130)
 
 
 def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], inspect.BoundArguments]:
