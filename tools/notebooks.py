@@ -19,7 +19,13 @@ KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name
 def executed(path: Path) -> Any:
     """The notebook with the outputs of a run in a fresh kernel; an error if a cell raises one."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(FOLDER)}},
+    ).execute()
     for number, cell in enumerate(notebook.cells):
         cell.metadata.clear()
         cell.id = f"cell-{number}"

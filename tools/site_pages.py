@@ -64,7 +64,9 @@ def notebook(path: Path) -> str:
             if "text" in output:
                 parts.append(f"```text\n{''.join(output['text'])}\n```")
             elif picture := output.get("data", {}).get("image/png"):
-                parts.append(f'<img alt="The figure that this cell draws" src="data:image/png;base64,{picture.strip()}">')
+                parts.append(
+                    f'<img alt="The figure that this cell draws" src="data:image/png;base64,{picture.strip()}">'
+                )
     return "\n\n".join(parts) + "\n"
 
 

@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[2]
         ("library/own-data.md", "[front](../../README.md#three-lines)", "[front](../index.md#three-lines)"),
         ("library/method.md", "[code](../../src/fromp/gp.py)", "code"),
         ("index.md", "[text](examples/notebooks/text.ipynb)", "[text](examples/notebooks/text.md)"),
-        ("examples/notebooks/text.md", "[what](../../docs/library/what-to-use.md)", "[what](../../library/what-to-use.md)"),
+        (
+            "examples/notebooks/text.md",
+            "[what](../../docs/library/what-to-use.md)",
+            "[what](../../library/what-to-use.md)",
+        ),
         ("results/toy/README.md", "[back](../../docs/lab/results.md)", "[back](../../lab/results.md)"),
         ("library/method.md", "[paper](https://arxiv.org/abs/2004.14070)", "[paper](https://arxiv.org/abs/2004.14070)"),
         ("library/method.md", "[above](#the-loop)", "[above](#the-loop)"),

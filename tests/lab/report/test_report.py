@@ -154,6 +154,7 @@ def test_without_snapshots_it_says_so(out):
     shutil.rmtree(out / "seeds")
     found = page(out)
     assert "snapshots taken after each task are not beside" in found.text
+    assert not [card for card in found.select(".panels .card")], "no card is empty"
     assert found.count("input") == 0
     assert found.count("img", class_="chart") == 3
 

@@ -102,7 +102,7 @@ def _union(group: list[Examples]) -> Examples:
 
 FINETUNE = MethodCard(
     name="finetune",
-    colour=15,
+    colour=13,
     title="plain training",
     paper="the floor",
     keeps="nothing",

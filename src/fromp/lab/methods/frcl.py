@@ -388,7 +388,7 @@ register(
             model, likelihood, s.memory, s.prior_precision, s.jitter, s.initial_deviation, search=0, seed=seed
         ),
         random_memory=True,
-        colour=13,
+        colour=15,
     )
 )
 register(

@@ -43,6 +43,7 @@ MEANINGS: dict[Metric, str] = {
     "forgetting": "the best accuracy that a task ever had, minus the last; the mean over all tasks but the last.",
 }
 Values = dict[str, Any]
+NO_SNAPSHOTS = "There are no pictures, because the snapshots taken after each task are not beside results.json."
 
 
 class Chart(NamedTuple):
@@ -184,7 +185,7 @@ def _planes(experiments: Sequence[Experiment]) -> Values:
     shown, remembered = [], False
     dpi = PICTURE_DPI if len(experiments) == 1 else 0.6 * PICTURE_DPI
     for one in filter(plane.in_plane, experiments):
-        pictures, note = [], _no_snapshots(one)
+        pictures, note = [], NO_SNAPSHOTS
         try:
             boundaries = plane.boundaries(one, one.middle_seed)
             remembered = remembered or any(boundary.memory for boundary in boundaries)
@@ -252,7 +253,7 @@ def _gallery(one: Experiment, several: bool) -> Values | None:
         return None
     tasks: list[list[gallery.Remembered]] = []
     try:
-        tasks, note = gallery.remembered(one), "" if one.snapshots(one.middle_seed) else _no_snapshots(one)
+        tasks, note = gallery.remembered(one), "" if one.snapshots(one.middle_seed) else NO_SNAPSHOTS
     except FrompError as error:
         note = str(error)
     if not tasks and not note:
@@ -313,13 +314,6 @@ def _of(title: str, one: Experiment, several: bool) -> str:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _no_snapshots(one: Experiment) -> str:
-    return (
-        "There are no pictures, because the snapshots taken after each task are not beside "
-        f"results.json (seeds/{one.middle_seed}/tasks)."
-    )
 
 
 def _value(value: Any) -> str:
