@@ -1,7 +1,8 @@
 """The documentation site: hooks for MkDocs, which `make site` builds from docs/ and the pages beside it.
 
-README.md is the first page, and each notebook of examples/notebooks is a page with its outputs. Links in the pages are those of the repository; here they become links of the site, and a
-link to a file that is no page, such as a module, becomes its text.
+README.md is the first page, and each notebook of examples/notebooks is a page with its outputs. Links in the pages are
+those of the repository; here they become links of the site, and a link to a file that is no page, such as a module,
+becomes its text.
 """
 
 import importlib.util
