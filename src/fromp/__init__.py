@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fromp.composed import Composed
     from fromp.contexts.mixtures import Mixtures
     from fromp.contexts.present_batch import PresentBatch
     from fromp.contexts.remembered import Remembered
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fromp.foundation.collectives import Alone
     from fromp.foundation.errors import CheckpointError, DataError, DerivativeError, FrompError, KernelError
     from fromp.foundation.examples import TaskData
-    from fromp.functional import Composed, Hold
+    from fromp.functional import Hold
     from fromp.gp import Prediction
     from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
@@ -88,6 +89,7 @@ __all__ = [
 ]
 
 _NAMES_IN = {
+    "composed": "Composed",
     "foundation.collectives": "Alone",
     "contexts.mixtures": "Mixtures",
     "contexts.present_batch": "PresentBatch",
@@ -96,7 +98,7 @@ _NAMES_IN = {
     "curvature": "ExactGGN SignGGN",
     "foundation.errors": "CheckpointError DataError DerivativeError FrompError KernelError",
     "foundation.examples": "TaskData",
-    "functional": "Composed Hold",
+    "functional": "Hold",
     "gp": "Prediction",
     "likelihoods": "GLM Bernoulli Categorical Gaussian Likelihood Poisson",
     "memory": "Memory least_memorable memorability per_class random_score top",

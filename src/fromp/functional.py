@@ -1,50 +1,61 @@
 """Functional regularisation in general: a choice of points, of contexts and of metrics."""
 
-import copy
 import os
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, final
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from fromp.constancy import Attributes
 from fromp.contexts.context import Context, Points, Present
-from fromp.contexts.past import Past
+from fromp.contexts.past import Constants, Past
 from fromp.contexts.present_batch import PresentBatch
+from fromp.derivatives.keywords import checked_keywords, with_keywords
 from fromp.derivatives.model import (
+    Head,
+    Output,
+    Picked,
     as_head,
-    bare,
     device_of,
-    dtype_of,
     evaluating,
     named_weights,
-    outputs,
     outputs_of_parts,
     trainable,
 )
-from fromp.derivatives.sharded import is_split
+from fromp.derivatives.runaway import RunawayWatch
 from fromp.derivatives.watch import WeightWatch, as_fingerprint, check_alike, fingerprint
 from fromp.foundation import inputs, storage
 from fromp.foundation.arrays import Numbers
-from fromp.foundation.checked import Setting, count, number
-from fromp.foundation.collectives import ALONE, Ranks, ranks_of
+from fromp.foundation.checked import number
+from fromp.foundation.collectives import ALONE, Ranks
 from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
-from fromp.foundation.examples import TaskData, arrange, as_examples
-from fromp.foundation.inputs import Inputs
+from fromp.foundation.examples import TaskData
+from fromp.foundation.inputs import Constant, Inputs, is_constant
 from fromp.foundation.shards import Shards
-from fromp.foundation.state import State, check_finite, field, set_generator, tensor, weights
+from fromp.foundation.state import State, check_finite, field, renamed, set_generator, tensor, weights
 from fromp.gp import ggn_diagonal
+from fromp.growth import grown
+from fromp.keeping import Transform
 from fromp.likelihoods import Likelihood
-from fromp.memory import Memory, Score, Select, assess, check_scores, per_class, random_score, remember
+from fromp.memory import Held, Memory, Score, Select, assess, check_scores, per_class, random_score, remember
 from fromp.metrics.pointwise import Pointwise
 from fromp.metrics.tied import Tied
-from fromp.naming import LIKELIHOODS, built, description
-from fromp.prior import wide_weight
+from fromp.naming import LIKELIHOODS, built, description, name_of
+from fromp.old_network import frozen, restored, tensors_of
+from fromp.prior import wide, wide_weight
 from fromp.protocol import no_penalty
+from fromp.remembering import Remembering
+
+Fixed = list[Tensor | None]  # what the metric of each hold has fixed at a task
+WAY_OUT = (
+    "Hold probabilities, which bounds the penalty: metric=Divergence(2.0), the default of MixedPast. Or lower the "
+    "strength or the learning rate, or clip the gradient."
+)
 
 
 @dataclass(frozen=True)
@@ -68,17 +79,25 @@ class Hold:
             )
 
 
-class Functional(ABC):
+class HeldAt(NamedTuple):
+    """The old network's means at a memory."""
+
+    memory: Memory
+    mean: Tensor  # (c, i)
+
+
+class Functional(Remembering):
     """Holds the network to what it was at the last task's end: the sum of `holds`, drawn anew for each penalty.
 
-    memory_size: examples kept of each task, shared evenly between its classes.
+    memory_size, total_memory, output, keep: as for `FROMP`.
     score, select: which examples are kept.
     seed: of all draws. The global random state is never touched.
     ranks: the processes that learn each task together, as for `FROMP`. They share the points of each step.
     """
 
     looks_at_minibatch = True
-    memory_size = Setting(count)
+    settings: ClassVar[Sequence[str]]
+    """The names of the settings that a state records."""
 
     def __init__(
         self,
@@ -89,20 +108,25 @@ class Functional(ABC):
         score: Score = random_score,
         select: Select = per_class,
         seed: int = 0,
+        output: Output | None = None,
+        total_memory: int | None = None,
+        keep: Transform | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self._ranks = ranks
-        trainable(model)
-        if not isinstance(likelihood, Likelihood):
-            raise FrompError(f"likelihood={likelihood} is not a likelihood; give one, such as Categorical().")
-        self._model, self._likelihood = model, likelihood
-        self.memory_size, self.score, self.select = memory_size, score, select
-        self.precision: dict[str, Tensor] = {}
-        self._generator = torch.Generator().manual_seed(seed)
+        super().__init__(
+            model,
+            likelihood,
+            memory_size,
+            score=score,
+            select=select,
+            seed=seed,
+            output=output,
+            total_memory=total_memory,
+            keep=keep,
+            ranks=ranks,
+        )
         self._teacher: nn.Module | None = None
-        self._past: Past | None = None
-        self._fixed: list[list[Tensor | None]] = []  # of each past task and hold, what its metric has fixed there
-        self._watch = WeightWatch(model)
+        self._set_past(None, [])
 
     @property
     @abstractmethod
@@ -113,56 +137,53 @@ class Functional(ABC):
     """Strength of the parabola that holds the weights, by the GGN diagonal of the past tasks' data not kept."""
 
     @property
-    def model(self) -> nn.Module:
-        """The model that is held."""
-        return self._model
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """What the model's outputs mean."""
-        return self._likelihood
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that learn each task together."""
-        return self._ranks or ranks_of(self.model)
-
-    @property
     def memories(self) -> tuple[Memory, ...]:
-        """What is kept of each past task's examples, in order."""
         return self._past.memories if self._past else ()
 
-    def penalty(self, x: "Inputs | None" = None, head: Sequence[int] | None = None, f: Tensor | None = None) -> Tensor:
+    def penalty(
+        self,
+        x: "Inputs | None" = None,
+        head: Sequence[int] | None = None,
+        f: Tensor | None = None,
+        **keywords: Constant,
+    ) -> Tensor:
         """What is added to the mean nll: a scalar, zero before the first task has ended.
 
         x: the present minibatch, at which heads are held that are not being trained. head: the one that is trained on
         it, needed only if an earlier task has had the same. f: all outputs of the model at x, if they are known, which
         saves a pass; without it, dropout is off and batch statistics are fixed, as everywhere in the penalty.
+        keywords: further arguments of the model's forward for x, such as task="b".
 
         Several ranks share the points: each has the whole value, and the gradients' average is that of one process that
         has the minibatches of all ranks. Without gradients, one rank may ask alone, and nothing is drawn for the next.
         """
         if self._past is None:
-            return no_penalty(self.model)
-        self._watch.look()
-        present = Present(x, as_head(head), f)
-        if (
-            x is None
-            and self._past.heads
-            and any(isinstance(h.context, PresentBatch) for h in self.holds if h.strength)
-        ):
+            return no_penalty(self._network)
+        self._check_place()
+        if not torch.compiler.is_compiling():
+            self._look()
+        head = as_head(head)
+        memories = self._beside(head)
+        if any(now is not then for now, then in zip(memories, self.memories, strict=True)):
+            self._set_past(self._past_of(memories), self._fixed)
+        looks = any(isinstance(hold.context, PresentBatch) for hold in self.holds if hold.strength)
+        if x is None and looks and self._past.heads:
             warnings.warn(
                 "the heads of past tasks are not held at the present minibatch, because it was not given; write "
                 "penalty(x).",
                 FrompWarning,
                 stacklevel=2,
             )
+        present = self._present(x, head, f, checked_keywords(self._network, "penalty", keywords))
         ranks = self.ranks if torch.is_grad_enabled() else ALONE
         shares = self._distances(list(self._points(self._past, present, ranks)))
         if self.weight_strength and self.precision:
             shares.append(self._parabola())
-        own = torch.stack(shares).sum() if shares else no_penalty(self.model)
-        return own if ranks.size == 1 else own + (ranks.total(own) / ranks.size - own).detach()
+        penalty = torch.stack(shares).sum() if shares else no_penalty(self._network)
+        if ranks.size > 1:
+            penalty = penalty + (ranks.total(penalty) / ranks.size - penalty).detach()
+        self._runaway.look(penalty)
+        return penalty
 
     def end_task(
         self,
@@ -170,44 +191,47 @@ class Functional(ABC):
         *labels_or_head: Numbers | Sequence[int] | None,
         head: Sequence[int] | None = None,
         scores: Numbers | None = None,
+        **keywords: Constant,
     ) -> None:
-        """Keep examples of the task, and the network as it is now; the data can be given as to `FROMP.end_task`.
+        """Keep examples of the task, and the network as it is now; everything can be given as to `FROMP.end_task`.
 
         If anything is wrong with them there is an error, and nothing has changed.
         """
         ranks = self.ranks
         with ranks.agreement():
-            data, head = arrange(data, labels_or_head, head)
-            examples, head = as_examples(data, dtype_of(self.model), ranks.size), as_head(head)
-            teacher = _frozen(self.model)
+            examples, head, made_by = self._arranged(data, labels_or_head, head, keywords)
+            teacher = frozen(self.model)
         draws = self._generator.get_state()
         try:
-            check_alike(self.model, head, ranks)
-            weigh = partial(assess, self.model, examples, self.likelihood, self._generator, head, self.score)
+            network = self._network
+            check_alike(network, head, ranks)
+            weigh = partial(assess, network, examples, self.likelihood, self._generator, head, self.score)
             computed, classes = ranks.in_turn(weigh, self._generator)
             with ranks.agreement():
                 scores = computed if scores is None else torch.as_tensor(scores).to(computed.device)
                 check_scores(scores, len(examples))
             task = Shards(examples, ranks)
             scores, classes = task.of_all(scores), task.of_all(classes)
-            memory = remember(task, scores, classes, self.memory_size, head, self.select)
+            before, size, select = self._room_for(len(task))
+            memory = remember(task, scores, classes, size, head, select)
+            memories = [*self._beside(head, before), memory]
+            self._check_tied(before)
             for hold in self.holds:
                 hold.context.check(memory)
             precision = self._precision_with(task, memory, ranks) if self.weight_strength else self.precision
             fixed = [
-                h.metric.fixed(self.model, memory, task, self.likelihood) if isinstance(h.metric, Tied) else None
+                h.metric.fixed(network, memory, task, self.likelihood) if isinstance(h.metric, Tied) else None
                 for h in self.holds
             ]
-            found = [one.state_dict() for one in (*self.memories, memory)]
-            found_state = {"network": _tensors(teacher), "precision": precision, "tasks": found, "fixed": fixed}
-            check_finite(found_state, f"the end of task {len(found) - 1}")
-            past = Past([*self.memories, memory], teacher)
+            found = {"precision": precision, "tasks": [one.state_dict() for one in memories], "fixed": fixed}
+            check_finite(found | {"network": tensors_of(teacher)}, f"the end of task {len(memories) - 1}")
+            past = Past(memories, self._as_network(teacher))
         except BaseException:
             self._generator.set_state(draws)
             raise
-        self.precision, self._teacher, self._past = precision, teacher, past
-        self._fixed = [*self._fixed, fixed]
-        self._watch = WeightWatch(self.model)
+        self.precision, self._teacher, self._made_by = precision, teacher, made_by
+        self._set_past(past, [*self._fixed, fixed])
+        self._fixed_here()
 
     def save(self, path: str | os.PathLike) -> None:
         """Write everything but the model's present weights into a folder, atomically; of several ranks the first."""
@@ -216,65 +240,80 @@ class Functional(ABC):
 
     def state_dict(self) -> State:
         """Memory, the old network and the draws; the model's present weights are not part of it."""
+        teacher = tensors_of(self._teacher) if self._teacher else None
+        settings = {name: getattr(self, name) for name in self.settings}
         return {
+            "settings": settings | {"output": None if self._output is None else name_of({}, self._output)},
             "likelihood": description(LIKELIHOODS, self.likelihood),
-            "fingerprint": fingerprint(self.model),
-            "dtype": str(dtype_of(self.model)).removeprefix("torch."),
-            "teacher": _tensors(self._teacher) if self._teacher else None,
+            "fingerprint": fingerprint(self._network, self._rows()),
+            "dtype": str(self._place[1]).removeprefix("torch."),
+            "weights": {name: list(value.shape) for name, value in (teacher or {}).items()},
+            "teacher": teacher,
             "precision": dict(self.precision),
             "memories": [memory.state_dict() for memory in self.memories],
             "fixed": self._fixed,
             "generator": self._generator.get_state(),
+            "keep": self._made_by,
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, prefix: str = "") -> None:
         """Return to a state that `state_dict` gave, if the model is of the same kind.
 
-        Everything is checked before anything is changed. The settings stay those of this regulariser.
+        Everything is checked before anything is changed. The settings stay those of this regulariser. prefix: by which
+        the names of the model's parameters are longer, or shorter, than those of the state.
         """
-        device = device_of(self.model)
-        memories = [self._cast(Memory.from_state(m, device), state) for m in field(state, "memories", list)]
-        precision = weights(state, "precision", named_weights(self.model))
-        if wrong := [name for name, value in precision.items() if bool((value < 0).any())]:
-            raise CheckpointError(f"the saved precision of '{wrong[0]}' is negative; restore it from a copy.")
+        mine = tensors_of(self.model)
+        state = renamed(_completed(state), ("weights", "teacher", "precision", "fingerprint"), prefix, mine)
+        device, now = self._place_of_model()
+        then = getattr(torch, field(state, "dtype", str), None)
+        memories = [Memory.from_state(m, device).to(device, then, now) for m in field(state, "memories", list)]
         fixed = self._fixed_in(state, memories)
-        saved = field(state, "teacher", dict, type(None))
-        if (saved is None) != (not memories):
+        made_by = field(state, "keep", dict, type(None))
+        if made_by is not None:
+            self._keep.check(made_by)
+        if (field(state, "teacher", dict, type(None)) is None) != (not memories):
             raise CheckpointError(f"{len(memories)} memories were saved beside the wrong network; restore a copy.")
         teacher = past = None
-        if saved is not None:
-            teacher = _frozen(self.model)
-            _restore(teacher, saved)
+        if memories:
+            teacher = restored(self.model, state, "teacher")
             try:
-                past = Past(memories, teacher)
-                for memory in memories:
-                    width = outputs(teacher, inputs.take(memory.inputs, slice(0, 2)), memory.head).shape[1]
-                    self.likelihood.check_labels(memory.labels, width)
-            except (RuntimeError, TypeError, IndexError, ValueError) as error:
+                past = Past(memories, self._as_network(teacher))
+                for memory, (old, _) in zip(memories, past.outputs(), strict=True):
+                    self.likelihood.check_labels(memory.labels, old.shape[1])
+            except (RuntimeError, TypeError, LookupError, ValueError, AttributeError) as error:
                 raise CheckpointError(
                     f"the saved memory does not fit the model ({error}); load into the same model."
                 ) from error
+        known = {name: wide_weight(weight) for name, weight in named_weights(teacher or self.model).items()}
+        precision = weights(state, "precision", known)
+        if wrong := [name for name, value in precision.items() if bool((value < 0).any())]:
+            raise CheckpointError(f"the saved precision of '{wrong[0]}' is negative; restore it from a copy.")
         generator = torch.Generator()
         set_generator(generator, state, "generator")
-        watch = WeightWatch(self.model, as_fingerprint(field(state, "fingerprint", dict)) if past else None)
-        self.precision, self._teacher, self._past, self._generator = precision, teacher, past, generator
-        self._fixed = fixed
-        self._watch = watch
+        saved = as_fingerprint(field(state, "fingerprint", dict)) if past else None
+        self.precision, self._teacher, self._generator, self._made_by = precision, teacher, generator, made_by
+        self._set_past(past, fixed)
+        self._watch = WeightWatch(self._network, saved, fingerprint(teacher) if teacher else None, self._rows())
+        self._attributes, self._place = Attributes(), (device, now)
 
     @classmethod
-    def _loaded(cls, path: str | os.PathLike, model: nn.Module, likelihood: Likelihood | None, make: Any) -> Self:
-        """What `save` wrote, in the regulariser that `make(state, likelihood)` gives."""
-        state = storage.read(path, cls.__name__)
+    def _loaded(
+        cls, path: str | os.PathLike, model: nn.Module, likelihood: Likelihood | None, make: Any, prefix: str
+    ) -> Self:
+        """What `save` wrote, in the regulariser that `make(settings, likelihood)` gives."""
+        state = _completed(storage.read(path, cls.__name__))
         trainable(model)
-        if likelihood is None:
-            try:
-                likelihood = built(LIKELIHOODS, field(state, "likelihood", dict), "likelihood")
-            except CheckpointError:
-                raise
-            except (FrompError, TypeError) as error:
-                raise CheckpointError(f"the saved likelihood is wrong: {error} Restore the folder.") from error
-        reg = make(state, likelihood)
-        reg.load_state_dict(state)
+        settings = field(state, "settings", dict)
+        try:
+            likelihood = likelihood or built(LIKELIHOODS, field(state, "likelihood", dict), "likelihood")
+            reg = make({name: settings.get(name) for name in cls.settings}, likelihood)
+        except CheckpointError:
+            raise
+        except (FrompError, TypeError) as error:
+            raise CheckpointError(f"the saved settings are wrong: {error} Restore the folder from a copy.") from error
+        if reg._output is None and (name := settings.get("output")) is not None:
+            raise CheckpointError(f"the saved output '{name}' is your own; give it again: load(..., output=...).")
+        reg.load_state_dict(state, prefix)
         return reg
 
     def _points(self, past: Past, present: Present, ranks: Ranks) -> Iterator[tuple[Hold, Points]]:
@@ -293,15 +332,19 @@ class Functional(ABC):
         assert self._teacher is not None
         unknown = [(hold, points) for hold, points in terms if points.old is None and not hold.metric.of_labels]
         with evaluating(self.model):
-            now = iter(outputs_of_parts(self.model, [points.inputs for _, points in terms if points.now is None]))
+            now = iter(outputs_of_parts(self._network, [points.inputs for _, points in terms if points.now is None]))
             with torch.no_grad():
-                then = iter(outputs_of_parts(self._teacher, [points.inputs for _, points in unknown]))
+                old_network = self._as_network(self._teacher)
+                then = iter(outputs_of_parts(old_network, [points.inputs for _, points in unknown]))
         shares = []
         for hold, points in terms:
             f = next(now) if points.now is None else points.now
-            self._check_width(f)
-            f = points.held(f)
-            old = f if hold.metric.of_labels else points.held(next(then)) if points.old is None else points.old
+            old = next(then) if points.old is None and not hold.metric.of_labels else None
+            f = points.held(_cut(f, points.num_outputs or (f if old is None else old).shape[1], points, hold.metric))
+            if old is not None:
+                old = points.held(old)
+            else:
+                old = f if points.old is None or hold.metric.of_labels else points.old
             if isinstance(hold.metric, Tied):
                 at = list(self.holds).index(hold)
                 parts = ((f[own] - old[own], self._fixed[task][at]) for task, own in points.tasks)
@@ -311,21 +354,46 @@ class Functional(ABC):
             shares.append(hold.strength * points.scale * distance.mean())
         return shares
 
+    def _present(self, x: "Inputs | None", head: Head, f: Tensor | None, keywords: Mapping[str, Constant]) -> Present:
+        """The minibatch as the model takes it, under its own arguments and under others."""
+        if x is None:
+            return Present(None, head)
+        x = self._keep(x, device_of(self._network))
+        given = {**inputs.constants(x), **keywords}
+        bare = {name: part for name, part in x.items() if not is_constant(part)} if isinstance(x, Mapping) else x
+
+        def under(constants: Constants) -> Inputs:
+            return with_keywords(self._network, bare, dict(constants))
+
+        constants = tuple(sorted(given.items()))
+        return Present(under(constants), head, f, constants, under)
+
+    def _beside(self, head: Head, memories: Sequence[Memory] | None = None) -> tuple[Memory, ...]:
+        """The memories, where those with all outputs have them as their head once a task trains others beside them."""
+        memories = self.memories if memories is None else memories
+        if self._past is None or head is None:
+            return tuple(memories)
+        widths = [range(total) for _, total in self._past.outputs()]
+        return tuple(
+            replace(memory, head=tuple(had)) if memory.head is None and set(head).isdisjoint(had) else memory
+            for memory, had in zip(memories, widths, strict=True)
+        )
+
     def _precision_with(self, task: Shards, memory: Memory, ranks: Ranks) -> dict[str, Tensor]:
         """The precision of the past tasks, and the GGN of what is not kept of this one, divided by its size."""
-        names = tuple(dict.fromkeys([*self.precision, *trainable(self.model)]))
+        names = tuple(dict.fromkeys([*self.precision, *trainable(self._network)]))
         left = torch.ones(len(task), dtype=torch.bool)
         left[memory.indices] = False
         others = task.own(left.nonzero().flatten())
-        weights = named_weights(self.model)
-        precision = {name: self.precision.get(name, torch.zeros_like(wide_weight(weights[name]))) for name in names}
+        present = named_weights(self._network)
+        precision = {name: self._known(name, present[name], self.precision) for name in names}
         ggn = {name: torch.zeros_like(known) for name, known in precision.items()}
         with ranks.agreement():
             if len(others):
-                ggn = ggn_diagonal(self.model, names, others, self.likelihood, memory.head)
+                ggn = ggn_diagonal(self._network, names, others, self.likelihood, memory.head)
         return {name: precision[name] + ranks.total(g) / len(task) for name, g in ggn.items()}
 
-    def _fixed_in(self, state: State, memories: Sequence[Memory]) -> list[list[Tensor | None]]:
+    def _fixed_in(self, state: State, memories: Sequence[Memory]) -> list[Fixed]:
         """What a state has fixed for the metrics of `holds`, in each task."""
         tied = [isinstance(hold.metric, Tied) for hold in self.holds]
         saved = state.get("fixed", [[None] * len(tied) for _ in memories])  # before there were such metrics
@@ -338,85 +406,105 @@ class Functional(ABC):
             found.append([None if one is None else one.to(device_of(self.model)) for one in kept])
         return found
 
-    def _check_width(self, f: Tensor) -> None:
-        """An error if the model has other outputs than when its last task ended."""
-        assert self._past is not None
-        if f.shape[1] != self._past.num_outputs:
-            raise DataError(
-                f"the model has {f.shape[1]} outputs, it had {self._past.num_outputs} when its last task ended; "
-                "give a model all its outputs from the start."
+    def _check_tied(self, memories: Sequence[Memory], what: str = "points cannot go") -> None:
+        """An error if points of a task are to go, or to come, whose metric ties them together."""
+        tied = next((hold.metric for hold in self.holds if isinstance(hold.metric, Tied)), None)
+        if tied is not None and any(a is not b for a, b in zip(memories, self.memories, strict=True)):
+            raise FrompError(
+                f"{tied} ties the points of a task together by data that are gone, so that {what}; forget the whole "
+                "task, or hold it with another metric."
             )
 
     def _parabola(self) -> Tensor:
         """weight_strength / 2 sum_w v_w (w - w_old)^2: a scalar."""
         assert self._teacher is not None
         now, then = named_weights(self.model), named_weights(self._teacher)
-        parts = [(v * (now[name] - then[name]).square()).sum() for name, v in self.precision.items()]
+        parts = [
+            (v * (now[name][: len(v)] if v.ndim else now[name]).sub(then[name]).square()).sum()
+            for name, v in self.precision.items()
+        ]
         return 0.5 * self.weight_strength * torch.stack(parts).sum()
 
-    def _cast(self, memory: Memory, state: State) -> Memory:
-        """A memory of a model in the saved precision, for one in the present precision."""
-        then, now = getattr(torch, field(state, "dtype", str), None), dtype_of(self.model)
-        return replace(memory, inputs=inputs.transform(lambda p: p.to(now) if p.dtype == then else p, memory.inputs))
+    def _as_network(self, teacher: nn.Module) -> nn.Module:
+        return teacher if self._output is None else Picked(teacher, self._output)
 
+    def _past_of(self, memories: Sequence[Memory]) -> Past | None:
+        assert self._teacher is not None
+        return Past(memories, self._as_network(self._teacher)) if memories else None
 
-@final
-class Composed(Functional):
-    """Any choice of points, contexts and metrics: `FROMP` and its relatives in one frame.
-
-        Composed(model, Categorical(), [Hold(Remembered(), Logits(), 1.0)])      # functional L2
-        Composed(model, Categorical(), [Hold(PresentBatch(), Divergence(2), 1.0)])  # learning without forgetting
-        Composed(model, Categorical(), [Hold(Remembered(), DataWide(), 1.0)])    # sparse function-space representation
-
-    holds: the terms of the penalty.
-    weight_strength: of the parabola around the old weights, by the GGN diagonal of the past tasks' data that are not
-        among the points kept; 0 for none.
-    """
-
-    weight_strength = Setting(number)
-
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: Likelihood,
-        holds: Sequence[Hold],
-        memory_size: int = 200,
-        *,
-        weight_strength: float = 0.0,
-        score: Score = random_score,
-        select: Select = per_class,
-        seed: int = 0,
-        ranks: Ranks | None = None,
-    ) -> None:
-        super().__init__(model, likelihood, memory_size, score=score, select=select, seed=seed, ranks=ranks)
-        self._holds, self.weight_strength = tuple(holds), weight_strength
+    def _set_past(self, past: Past | None, fixed: list[Fixed]) -> None:
+        self._past, self._fixed = past, fixed
+        if past is None:
+            self._teacher = None
+        self._runaway = RunawayWatch(self._uninformed_nll, self._lost, WAY_OUT)
 
     @property
-    def holds(self) -> Sequence[Hold]:
-        return self._holds
+    def _prior_precision(self) -> float:
+        return 0.0
+
+    def _held(self) -> Sequence[Held]:
+        old = self._past.outputs() if self._past else []
+        return [
+            HeldAt(
+                memory if memory.head is not None else replace(memory, head=tuple(range(f.shape[1]))),
+                self.likelihood.mean(f).T,
+            )
+            for memory, (f, _) in zip(self.memories, old, strict=True)
+        ]
+
+    def _kept_of_tasks(self) -> Sequence[State]:
+        old = self._past.outputs() if self._past else []
+        every = zip(self.memories, old, self._fixed, strict=True)
+        return [{"memory": memory.state_dict(), "old": f, "fixed": fixed} for memory, (f, _), fixed in every]
+
+    def _rows(self) -> Mapping[str, Tensor]:
+        return named_weights(self._teacher) if self._teacher else {}
+
+    def _leave(self, place: int, left: Tensor) -> None:
+        memories, fixed = [*self.memories], [*self._fixed]
+        if len(left):
+            memories[place] = memories[place].take(left)
+            self._check_tied(memories)
+        else:
+            del memories[place], fixed[place]
+        self._set_past(self._past_of(memories), fixed)
+
+    def _hold_anew(self, memories: Sequence[Memory], precision: dict[str, Tensor]) -> None:
+        if any(isinstance(hold.metric, Tied) for hold in self.holds):
+            raise FrompError("a metric that ties points together cannot be merged; hold the sites with another one.")
+        teacher = frozen(self.model)
+        past = Past(memories, self._as_network(teacher)) if memories else None
+        self.precision, self._teacher = precision, teacher
+        self._set_past(past, [[None] * len(self.holds) for _ in memories])
+
+    def _move(self, device: torch.device, then: torch.dtype, now: torch.dtype) -> None:
+        if self._teacher is None:
+            return
+        self._teacher.to(device, now)
+        moved = [[None if p is None else p.to(device, wide(now)) for p in own] for own in self._fixed]
+        self._set_past(self._past_of([memory.to(device, then, now) for memory in self.memories]), moved)
+
+    def _grow(self) -> bool:
+        found = grown(self._rows(), named_weights(self._network))
+        if found:
+            self._watch.check_rows(found)
+        return bool(found)
 
 
-def _frozen(model: nn.Module) -> nn.Module:
-    """A copy of the network that stays as it is."""
-    if any(map(is_split, named_weights(model).values())):
-        raise FrompError(
-            "the weights are split over ranks, as by fully_shard, and the network is held to a copy of itself, which "
-            "FSDP2 does not make; use FROMP, which keeps no copy, or DistributedDataParallel."
+def _completed(state: Any) -> Any:
+    """A state with the entries that have been added since the first one."""
+    if not isinstance(state, dict):
+        return state
+    teacher = state.get("teacher") or {}
+    shapes = {name: list(value.shape) for name, value in teacher.items() if isinstance(value, Tensor)}
+    return {"settings": {}, "keep": None, "weights": shapes, **state}
+
+
+def _cut(f: Tensor, num_outputs: int, points: Points, metric: Pointwise | Tied) -> Tensor:
+    """The outputs that the old network had; all of them for labels, which new classes must not claim."""
+    if f.shape[1] < num_outputs:
+        raise DataError(
+            f"the model has {f.shape[1]} outputs, it had {num_outputs} when its last task ended; use the same model, "
+            "or one whose layers have grown: with more rows, of which the first are those they had."
         )
-    return copy.deepcopy(bare(model)).eval().requires_grad_(False)
-
-
-def _tensors(network: nn.Module) -> State:
-    return {name: value.clone() for name, value in network.state_dict().items() if isinstance(value, Tensor)}
-
-
-def _restore(network: nn.Module, saved: State) -> None:
-    """Give a network the weights and buffers that `_tensors` took, if they are its own."""
-    like = _tensors(network)
-    for name in {**saved, **like}:
-        mine, its = (list(field(of, name, Tensor).shape) if name in of else "missing" for of in (like, saved))
-        if mine != its:
-            raise CheckpointError(f"'{name}' is {mine} in the model and {its} in the saved one; use the same model.")
-    for name, _ in network.named_parameters():
-        tensor(saved, name, floating=True)
-    network.load_state_dict({name: value.to(like[name].device) for name, value in saved.items()}, strict=False)
+    return f if metric.of_labels or points.columns is not None else f[:, :num_outputs]

@@ -1,6 +1,6 @@
 """The memorable past, Sec. 3.2: which examples of a task are kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -86,6 +86,12 @@ class Held(Protocol):
     @property
     def mean(self) -> Tensor:
         """m of each output at each point: (c, i)."""
+
+
+def uninformed_nll(likelihood: Likelihood, held: Sequence[Held]) -> float:
+    """The mean nll of all remembered labels where every output is 0."""
+    costs = [likelihood.nll(torch.zeros_like(one.mean.T), one.memory.labels) for one in held]
+    return float(torch.cat(costs).mean())
 
 
 def memorability(likelihood: Likelihood, f: Tensor, y: Tensor, generator: torch.Generator) -> Tensor:

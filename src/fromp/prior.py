@@ -133,11 +133,6 @@ class FunctionalPrior:
         ]
         return cls(anchors, likelihood, chunk_size)
 
-    def uninformed_nll(self) -> float:
-        """The mean nll of all remembered labels where every output is 0."""
-        costs = [self.likelihood.nll(torch.zeros_like(a.mean.T), a.memory.labels) for a in self.anchors]
-        return float(torch.cat(costs).mean())
-
     def squared_distance(self, model: nn.Module, tasks: Tensor | None = None, ranks: Ranks = ALONE) -> Tensor:
         """sum_s sum_c (m - m0)' K^-1 (m - m0) over all past tasks s, or some: a scalar, Eq. (8).
 

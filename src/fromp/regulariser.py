@@ -1,6 +1,5 @@
 """FROMP, functional regularisation of memorable past: Algorithm 1, as a penalty for any training loop."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from fromp.derivatives.watch import WeightWatch, check_alike, fingerprint
 from fromp.foundation import storage
 from fromp.foundation.arrays import Numbers
 from fromp.foundation.checked import Setting, count_or_none, number, number_or_none, positive
-from fromp.foundation.collectives import ALONE, Ranks, ranks_of
+from fromp.foundation.collectives import ALONE, Ranks
 from fromp.foundation.errors import CheckpointError, FrompError, warn
 from fromp.foundation.examples import TaskData
 from fromp.foundation.inputs import Constant, Inputs
@@ -69,6 +68,9 @@ from fromp.remembering import NOTHING, Remembering
 from fromp.restoring import SETTINGS, restored, saved_options
 
 NO_KERNELS: Mapping[int, Kernel] = {}
+WAY_OUT = (
+    "Leave `jitter` at its default, which bounds the penalty, lower `tau` or the learning rate, or clip the gradient."
+)
 
 
 @final
@@ -145,19 +147,14 @@ class FROMP(Remembering):
             output=output,
             total_memory=total_memory,
             keep=keep,
+            ranks=ranks,
             memory_budget=memory_budget,
         )
         self.tau, self.prior_precision, self.jitter, self.kernel = tau, prior_precision, jitter, kernel
         self.tasks_per_step, self.curvature = tasks_per_step, curvature
         self.refresh, self.sketch = refresh, sketch
-        self._ranks = ranks
         self._prior: FunctionalPrior | None = None
         self._turns = NOTHING  # past tasks in the order in which they are drawn next
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that learn each task together."""
-        return self._ranks or ranks_of(self.model)
 
     @property
     def memories(self) -> tuple[Memory, ...]:
@@ -207,7 +204,7 @@ class FROMP(Remembering):
         """
         ranks = self.ranks
         with ranks.agreement():
-            examples, head, made_by = self._arranged(data, labels_or_head, head, keywords, ranks)
+            examples, head, made_by = self._arranged(data, labels_or_head, head, keywords)
         draws = self._generator.get_state()
         try:
             check_alike(self._network, head, ranks)
@@ -370,11 +367,7 @@ class FROMP(Remembering):
     def _set_prior(self, prior: FunctionalPrior | None, turns: Tensor = NOTHING) -> None:
         """Be held by this prior alone: `memories` are those in it, which share nothing with any before."""
         self._prior, self._turns = prior, turns
-        self._runaway = RunawayWatch(prior.uninformed_nll if prior else lambda: 0.0, self._lost)
-
-    def _lost(self) -> list[int]:
-        """The past tasks at whose memory the model's outputs are not finite."""
-        return [task for task, moved in enumerate(self.drift()) if not math.isfinite(moved)]
+        self._runaway = RunawayWatch(self._uninformed_nll, self._lost, WAY_OUT)
 
     @property
     def _prior_precision(self) -> float:

@@ -1,5 +1,6 @@
 """What every regulariser has: a model, what is kept of its past tasks, and what its owner may do with that."""
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from fromp.derivatives.watch import WeightWatch, fingerprint
 from fromp.foundation import inputs
 from fromp.foundation.arrays import Numbers, as_tensors
 from fromp.foundation.checked import Setting, count, count_or_none, positive
-from fromp.foundation.collectives import ALONE, Ranks
+from fromp.foundation.collectives import Ranks, ranks_of
 from fromp.foundation.errors import DataError, FrompError
 from fromp.foundation.examples import Examples, TaskData, arrange, as_examples
 from fromp.foundation.inputs import Constant, Inputs
@@ -38,7 +39,7 @@ from fromp.foundation.state import State, flatten
 from fromp.inspection import Inspection, inspect
 from fromp.keeping import Keep, Transform
 from fromp.likelihoods import Likelihood
-from fromp.memory import Held, Memory, Score, Select
+from fromp.memory import Held, Memory, Score, Select, uninformed_nll
 from fromp.prior import wide, wide_weight
 from fromp.uncertainty import Uncertainty, those_of
 
@@ -66,8 +67,10 @@ class Remembering(ABC):
         output: Output | None,
         total_memory: int | None,
         keep: Transform | None,
+        ranks: Ranks | None,
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
+        self._ranks = ranks
         trainable(model)
         if not isinstance(likelihood, Likelihood):
             raise FrompError(f"likelihood={likelihood} is not a likelihood; give one, such as Categorical().")
@@ -90,6 +93,11 @@ class Remembering(ABC):
     def likelihood(self) -> Likelihood:
         """What the model's outputs mean."""
         return self._likelihood
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that learn each task together."""
+        return self._ranks or ranks_of(self.model)
 
     @property
     @abstractmethod
@@ -254,15 +262,14 @@ class Remembering(ABC):
         labels_or_head: tuple[Numbers | Sequence[int] | None, ...],
         head: Sequence[int] | None,
         keywords: Mapping[str, Any],
-        ranks: Ranks = ALONE,
     ) -> tuple[Examples, Head, State]:
         """The examples that `end_task` was given as they will be kept, their head, and the record of `keep`."""
         self._check_place()
         self._grow()
-        check_shapes(self._network, {name: list(value.shape) for name, value in self.precision.items()})
+        check_shapes(self._network, {name: list(value.shape) for name, value in self._rows().items()})
         check_attributes(self._network, self.likelihood, self._held(), self._attributes)
         data, head = arrange(data, labels_or_head, head)
-        examples, head = as_examples(data, dtype_of(self._network), ranks.size), as_head(head)
+        examples, head = as_examples(data, dtype_of(self._network), self.ranks.size), as_head(head)
         made_by = self._keep.record()
         if self._made_by is not None and self.memories:
             self._keep.check(self._made_by)
@@ -291,6 +298,13 @@ class Remembering(ABC):
         if name in precision:
             return growth.extended(precision[name], like, self._prior_precision)
         return torch.full_like(wide_weight(like), self._prior_precision, requires_grad=False)
+
+    def _uninformed_nll(self) -> float:
+        return uninformed_nll(self.likelihood, self._held())
+
+    def _lost(self) -> list[int]:
+        """The past tasks at whose memory the model's outputs are not finite."""
+        return [task for task, moved in enumerate(self.drift()) if not math.isfinite(moved)]
 
     def _fixed_here(self) -> None:
         """Note that the means have been fixed at the present weights."""

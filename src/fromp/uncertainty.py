@@ -13,7 +13,7 @@ from fromp.derivatives.model import Head, Weights, evaluating, outputs
 from fromp.foundation import inputs
 from fromp.foundation.errors import DataError, FrompError
 from fromp.foundation.examples import TensorExamples, labelled
-from fromp.foundation.inputs import Inputs, is_constant
+from fromp.foundation.inputs import Inputs, constants
 from fromp.likelihoods import Gaussian, Likelihood
 from fromp.memory import Memory
 
@@ -124,7 +124,7 @@ class Uncertainty:
 
 def those_of(memories: Sequence[Memory], head: Head, keywords: Mapping[str, Any]) -> list[Memory]:
     """The memories that say something of a head; an error if there are none."""
-    found = [memory for memory in memories if _covers(memory.head, head) and _constants(memory.inputs) == keywords]
+    found = [memory for memory in memories if _covers(memory.head, head) and constants(memory.inputs) == keywords]
     if not found:
         known = ", ".join(sorted({str(list(memory.head)) if memory.head else "all" for memory in memories}))
         raise DataError(
@@ -137,10 +137,6 @@ def those_of(memories: Sequence[Memory], head: Head, keywords: Mapping[str, Any]
 
 def _covers(theirs: Head, head: Head) -> bool:
     return theirs is None or (head is not None and set(head) <= set(theirs))
-
-
-def _constants(x: Inputs) -> dict[str, Any]:
-    return {name: part for name, part in x.items() if is_constant(part)} if isinstance(x, Mapping) else {}
 
 
 def _joined(memories: Sequence[Memory]) -> list[Inputs]:

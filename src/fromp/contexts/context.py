@@ -1,14 +1,14 @@
 """What a context gives to a step: points, and the outputs that are held there."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fromp.contexts.past import Past
+from fromp.contexts.past import Constants, Past
 from fromp.derivatives.model import Head
 from fromp.foundation import inputs
 from fromp.foundation.collectives import Ranks
@@ -22,6 +22,8 @@ class Present(NamedTuple):
     inputs: "Inputs | None"
     head: Head
     outputs: Tensor | None = None  # all outputs of the network there, if they are known
+    constants: Constants = ()  # the model's further arguments, such as the name of the task
+    under: Callable[[Constants], Inputs] | None = None  # the minibatch as the model takes it with other ones
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Points:
     scale: float  # the number of tasks, or heads, that their mean stands for
     labels: tuple[tuple[Tensor | float, Tensor], ...] = ()  # each point's labels with their shares, (n,) or a number
     old: Tensor | None = None  # (n, c) the old network's outputs that are held, if they are known
+    num_outputs: int | None = None  # of the old network there, in all heads, if that is known
     now: Tensor | None = None  # (n, all) the network's outputs, if they are known
     tasks: tuple[tuple[int, slice], ...] = ()  # tasks of which every remembered point is here, and where
 

@@ -37,6 +37,7 @@ class Mixtures(Context):
                 None if pool.columns is None else pool.columns[i],
                 len(past) * len(i) / self.size,
                 ((1 - u, pool.labels[i]), (u, pool.labels[j])),
+                num_outputs=pool.num_outputs,
             )
 
     def check(self, memory: Memory) -> None:

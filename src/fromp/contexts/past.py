@@ -3,15 +3,17 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from fromp.derivatives.model import evaluating, outputs
+from fromp.derivatives.model import Head, evaluating, outputs
 from fromp.foundation import inputs
-from fromp.foundation.inputs import Inputs
+from fromp.foundation.inputs import Constant, Inputs
 from fromp.memory import Memory
+
+Constants: TypeAlias = tuple[tuple[str, Constant], ...]
 
 CHUNK = 1000  # points that go through the network at once when a task ends
 
@@ -60,7 +62,10 @@ class Past:
             replace(memory, inputs=inputs.take(self.pools[k].inputs, slice(start, start + len(memory))))
             for memory, k, start in zip(memories, pool, first, strict=True)
         )
-        self.heads = tuple(head for head in dict.fromkeys(memory.head for memory in memories) if head is not None)
+        self.heads: dict[Constants, list[Head]] = {}
+        for head, constants in dict.fromkeys((memory.head, as_constants(memory.inputs)) for memory in self.memories):
+            if head is not None or constants:
+                self.heads.setdefault(constants, []).append(head)
         kin = [[s for s in tasks if (kinds[s], memories[s].head) == (kinds[t], memories[t].head)] for t in tasks]
         self._pool, self._first = torch.tensor(pool), torch.tensor(first)
         self._size, self._num_kin = torch.tensor([*map(len, memories)]), torch.tensor([*map(len, kin)])
@@ -69,10 +74,10 @@ class Past:
     def __len__(self) -> int:
         return len(self.memories)
 
-    @property
-    def num_outputs(self) -> int:
-        """How many outputs the network had, in all heads."""
-        return self.pools[0].num_outputs
+    def outputs(self) -> list[tuple[Tensor, int]]:
+        """Of each task, the old network's outputs that are held, (i, c), and how many it had there in all heads."""
+        found = {task: (pool.old[own], pool.num_outputs) for pool in self.pools for task, own in pool.tasks}
+        return [found[task] for task in range(len(self))]
 
     def draw(self, size: int, generator: torch.Generator) -> Iterator[tuple[Pool, Tensor, Tensor]]:
         """`size` points, evenly over the tasks, and a partner of each that has the same head: (n,), (n,) per pool."""
@@ -89,6 +94,11 @@ class Past:
 def arriving(drawn: Tensor, device: torch.device) -> Tensor:
     """What was drawn on the CPU, on its way to a device, which is not waited for."""
     return drawn.to(device, non_blocking=True)
+
+
+def as_constants(x: Inputs) -> Constants:
+    """The constants among some inputs, such as the name of a task."""
+    return tuple(sorted(inputs.constants(x).items()))
 
 
 def _kind(memory: Memory) -> tuple:

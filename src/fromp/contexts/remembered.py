@@ -34,7 +34,7 @@ class Remembered(Context):
             for pool in past.pools:
                 scale = len(past) * len(pool.labels) / total
                 labels = ((1.0, pool.labels),)
-                yield Points(pool.inputs, pool.columns, scale, labels, pool.old, tasks=pool.tasks)
+                yield Points(pool.inputs, pool.columns, scale, labels, pool.old, pool.num_outputs, tasks=pool.tasks)
             return
         for pool, chosen, _ in past.draw(self.size, generator):
             yield Points(
@@ -43,4 +43,5 @@ class Remembered(Context):
                 len(past) * len(chosen) / self.size,
                 ((1.0, pool.labels[chosen]),),
                 pool.old[chosen],
+                pool.num_outputs,
             )

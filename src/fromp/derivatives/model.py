@@ -50,20 +50,21 @@ def forward_of(model: nn.Module) -> Callable[..., Any]:
 
 def named_weights(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by name, without what torch's wrappers add to the names."""
-    return {_plain(name): weight for name, weight in bare(model).named_parameters()}
+    return {plain(name): weight for name, weight in bare(model).named_parameters()}
 
 
 def named_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers by name, likewise."""
-    return {_plain(name): buffer for name, buffer in bare(model).named_buffers()}
+    return {plain(name): buffer for name, buffer in bare(model).named_buffers()}
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules by name, likewise: of a wrapper and what it wraps, the latter."""
-    return {_plain(name): module for name, module in bare(model).named_modules()}
+    return {plain(name): module for name, module in bare(model).named_modules()}
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
+    """A name without what torch's wrappers add to it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 

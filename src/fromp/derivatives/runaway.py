@@ -23,10 +23,11 @@ class RunawayWatch:
     penalty that stays so high has thrown training off instead.
     uninformed: the nll of remembered labels where all outputs are 0.
     lost: the past tasks at whose memory the model's outputs are not finite.
+    way_out: a sentence that says what to do about it.
     """
 
-    def __init__(self, uninformed: Callable[[], float], lost: Callable[[], list[int]]) -> None:
-        self._uninformed, self._lost = uninformed, lost
+    def __init__(self, uninformed: Callable[[], float], lost: Callable[[], list[int]], way_out: str) -> None:
+        self._uninformed, self._lost, self._way_out = uninformed, lost, way_out
         self._penalties = self._high = 0
         self._sent: tuple[Tensor, torch.Event] | None = None
         self._limit: float | None = None
@@ -64,8 +65,7 @@ class RunawayWatch:
             warnings.warn(
                 f"the penalty has run away: it is {value:.3g} and stays above {self._limit:.3g}, {RUNAWAY:g} times "
                 "what labels cost a model that knows nothing, because steps along its steep directions are too long. "
-                "Leave `jitter` at its default, which bounds the penalty, lower `tau` or the learning rate, or clip "
-                "the gradient.",
+                f"{self._way_out}",
                 FrompWarning,
                 stacklevel=4,
             )

@@ -48,6 +48,11 @@ def is_constant(x: object) -> TypeGuard[Constant]:
     return x is None or isinstance(x, str | int | float)
 
 
+def constants(x: Inputs) -> dict[str, Constant]:
+    """What holds for every example, by name: {} but for a dict that has some."""
+    return {name: part for name, part in x.items() if is_constant(part)} if isinstance(x, Mapping) else {}
+
+
 def num_examples(x: Inputs) -> int:
     """How many examples the inputs hold; an error if the parts disagree, or if some hold constants alone."""
     _check_constants(x)
