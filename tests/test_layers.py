@@ -20,6 +20,7 @@ ORDER = [
     "medoids",
     "metrics",
     "contexts",
+    "room",
     "refresh",
     "formats",
     "naming",

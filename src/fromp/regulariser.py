@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fromp import formats, gp, growth
 from fromp.constancy import Attributes
 from fromp.curvature import Curvature
-from fromp.derivatives.budget import MEMORY_BUDGET, points_per_pass
+from fromp.derivatives.budget import points_per_pass
 from fromp.derivatives.keywords import checked_keywords
 from fromp.derivatives.model import (
     Output,
@@ -25,7 +25,7 @@ from fromp.derivatives.model import (
 from fromp.derivatives.runaway import RunawayWatch
 from fromp.derivatives.sharded import on_whole_weights
 from fromp.derivatives.watch import WeightWatch, check_alike, fingerprint
-from fromp.foundation import storage
+from fromp.foundation import inputs, storage
 from fromp.foundation.arrays import Numbers
 from fromp.foundation.checked import Setting, count_or_none, number, number_or_none, positive
 from fromp.foundation.collectives import ALONE, Ranks
@@ -66,6 +66,7 @@ from fromp.protocol import no_penalty
 from fromp.refresh import Refresh, at_every_end
 from fromp.remembering import NOTHING, Remembering
 from fromp.restoring import SETTINGS, restored, saved_options
+from fromp.room import Part, Room, Shape, free_bytes, out_of_memory_is_ours
 
 NO_KERNELS: Mapping[int, Kernel] = {}
 WAY_OUT = (
@@ -99,7 +100,8 @@ class FROMP(Remembering):
         the same however many tasks there are; over a round of turns it is the full one, and its noise costs accuracy.
     seed: of the draws that `random_score`, `tasks_per_step` and `SignGGN` make. The global random state is never
         touched.
-    memory_budget: bytes that a chunk of the once-per-task work may hold.
+    memory_budget: bytes that the once-per-task work may hold, the kernels and the numbers per weight included; by
+        default what is free on the device, and 512 MB for a chunk of it. Too little is an error before any work.
     output: picks the outputs f, (b, c), out of what the model returns. It is needed only where they are neither that
         itself, nor its `logits`, nor the first of a tuple.
     keep: a frozen module or a function, such as the trunk of a network whose head is `model`: what it makes of an input
@@ -128,7 +130,7 @@ class FROMP(Remembering):
         select: Select = per_class,
         tasks_per_step: int | None = None,
         seed: int = 0,
-        memory_budget: int = MEMORY_BUDGET,
+        memory_budget: int | None = None,
         output: Output | None = None,
         ranks: Ranks | None = None,
         total_memory: int | None = None,
@@ -184,6 +186,7 @@ class FROMP(Remembering):
         self._runaway.look(penalty)
         return penalty
 
+    @out_of_memory_is_ours
     @on_whole_weights
     def end_task(
         self,
@@ -208,14 +211,19 @@ class FROMP(Remembering):
         draws = self._generator.get_state()
         try:
             check_alike(self._network, head, ranks)
+            task = Shards(examples, ranks)
+            past, size, select = self._room_for(len(task))
+            with ranks.agreement():
+                few, _ = examples.take(torch.arange(min(2, len(examples))))
+                known = [len(anchor.mean) for anchor in self._anchors()]
+                stay = [(c, len(memory)) for c, memory in zip(known, past, strict=True)]
+                chunk = self._chunk([(few, head, min(size, len(task)))], stay)
             weigh = partial(assess, self._network, examples, self.likelihood, self._generator, head, self.score)
-            computed, classes = ranks.in_turn(partial(weigh, self.memory_budget), self._generator)
+            computed, classes = ranks.in_turn(partial(weigh, chunk), self._generator)
             with ranks.agreement():
                 scores = computed if scores is None else torch.as_tensor(scores).to(computed.device)
                 check_scores(scores, len(examples))
-            task = Shards(examples, ranks)
             scores, classes = task.of_all(scores), task.of_all(classes)
-            past, size, select = self._room_for(len(task))
             memory = remember(task, scores, classes, size, head, select)
             if self.score is memorability and not bool(scores.any()):
                 warn(
@@ -226,12 +234,12 @@ class FROMP(Remembering):
             memories = [*past, memory]
             names = tuple(dict.fromkeys([*self.precision, *trainable(self._network)]))
             seed = int(torch.randint(2**62, (), generator=self._generator)) if self.curvature.random else 0
-            ggn = partial(gp.ggn_diagonal, self._network, names, examples, self.likelihood, head, self.memory_budget)
+            ggn = partial(gp.ggn_diagonal, self._network, names, examples, self.likelihood, head, chunk)
             with ranks.agreement():
                 share = ggn(self.curvature, seed + ranks.rank)
             added = {name: ranks.total(diagonal) for name, diagonal in share.items()}
             precision = {name: self._known(name, g, self.precision) + g for name, g in added.items()}  # Eq. (9)
-            prior = self._prior_at(memories, precision, ranks, self._kernels_kept(memories))
+            prior = self._prior_at(memories, precision, ranks, self._kernels_kept(memories), chunk)
             with ranks.agreement():
                 found = {"precision": precision, "tasks": [anchor.state_dict() for anchor in prior.anchors]}
                 check_finite(found, f"the end of task {len(memories) - 1}")
@@ -242,6 +250,7 @@ class FROMP(Remembering):
         self._set_prior(prior)
         self._fixed_here()
 
+    @out_of_memory_is_ours
     @on_whole_weights
     def predict(self, x: Inputs, head: Sequence[int] | None = None, **keywords: Constant) -> gp.Prediction:
         """The GP predictive at x: mean and variance of y, observation term included, both (b, c).
@@ -253,7 +262,7 @@ class FROMP(Remembering):
         self._check_place()
         x = self._prepared(x, checked_keywords(self._network, "predict", keywords))
         names = tuple(self.precision) or trainable(self._network)
-        return gp.predict(self._network, x, self.likelihood, self.variance(names), as_head(head), self.memory_budget)
+        return gp.predict(self._network, x, self.likelihood, self.variance(names), as_head(head), self._budget)
 
     def variance(self, names: Sequence[str]) -> Weights:
         """The diagonal of Sigma for these weights: from the past tasks, or the prior for a weight new to them."""
@@ -389,7 +398,8 @@ class FROMP(Remembering):
         self._set_prior(self._prior_of(anchors), turns)
 
     def _hold_anew(self, memories: Sequence[Memory], precision: dict[str, Tensor]) -> None:
-        prior = self._prior_at(memories, precision, self.ranks) if memories else None
+        parts = [(inputs.take(memory.inputs, slice(0, 2)), memory.head, len(memory)) for memory in memories]
+        prior = self._prior_at(memories, precision, self.ranks, chunk=self._chunk(parts)) if memories else None
         self.precision = precision
         self._set_prior(prior)
 
@@ -424,12 +434,19 @@ class FROMP(Remembering):
             if memories[place] is anchor.memory and not self.refresh(place + 1, len(memories))
         }
 
+    def _chunk(self, parts: Sequence[Part], stay: Sequence[Shape] = ()) -> int:
+        """The bytes of a chunk where the prior is taken for these tasks and for those of known shapes that stay."""
+        past = [(len(anchor.mean), len(anchor.memory)) for anchor in self._anchors()]
+        room = Room.of(self._network, parts, self.kernel, past, stay)
+        return room.chunk(self.memory_budget, free_bytes(self._place_of_model()[0]))
+
     def _prior_at(
         self,
         memories: Sequence[Memory],
         precision: dict[str, Tensor],
         ranks: Ranks,
         kept: Mapping[int, Kernel] = NO_KERNELS,
+        chunk: int | None = None,
     ) -> FunctionalPrior:
         return FunctionalPrior.at(
             self._network,
@@ -439,7 +456,7 @@ class FROMP(Remembering):
             self.kernel,
             self.jitter,
             self._points_per_pass(memories),
-            self.memory_budget,
+            chunk or self._budget,
             ranks,
             kept,
             self.sketch,

@@ -41,6 +41,7 @@ from fromp.keeping import Keep, Transform
 from fromp.likelihoods import Likelihood
 from fromp.memory import Held, Memory, Score, Select, uninformed_nll
 from fromp.prior import wide, wide_weight
+from fromp.room import out_of_memory_is_ours
 from fromp.uncertainty import Uncertainty, those_of
 
 Place: TypeAlias = tuple[torch.device, torch.dtype]
@@ -52,7 +53,7 @@ class Remembering(ABC):
 
     memory_size = Setting(count)
     total_memory = Setting(count_or_none)
-    memory_budget = Setting(count)
+    memory_budget = Setting(count_or_none)
     precision: dict[str, Tensor]
 
     def __init__(
@@ -68,7 +69,7 @@ class Remembering(ABC):
         total_memory: int | None,
         keep: Transform | None,
         ranks: Ranks | None,
-        memory_budget: int = MEMORY_BUDGET,
+        memory_budget: int | None = None,
     ) -> None:
         self._ranks = ranks
         trainable(model)
@@ -146,7 +147,7 @@ class Remembering(ABC):
             variance,
             head,
             partial(self._prepared, keywords=given),
-            self.memory_budget,
+            self._budget,
         )
 
     @on_whole_weights
@@ -163,6 +164,7 @@ class Remembering(ABC):
         left = ownership.staying(place, len(memories[place]), examples) if examples is not None else NOTHING
         self._leave(place, left)
 
+    @out_of_memory_is_ours
     @on_whole_weights
     def merge(self, other: Self, start: Self | None = None) -> None:
         """Take over what another site has learned since both went on from `start`, without its data.
@@ -285,6 +287,11 @@ class Remembering(ABC):
         x = with_keywords(self._network, x, keywords)
         inputs.check_finite(x)
         return inputs.move(x, device_of(self._network))
+
+    @property
+    def _budget(self) -> int:
+        """For work that is a chunk and nothing else."""
+        return self.memory_budget or MEMORY_BUDGET
 
     def _room_for(self, examples: int) -> tuple[list[Memory], int, Select]:
         """What stays of the past when a task of that many examples has ended, its own points, and who selects them."""

@@ -147,7 +147,7 @@ def _nll(reg: FROMP, examples: Examples, head: Head) -> float:
     model, likelihood = reg._network, reg.likelihood
     total, weights = 0.0, detached(model, trainable(model))
     with evaluating(model), torch.no_grad():
-        for x, y in chunks(model, weights, examples, head, reg.memory_budget):
+        for x, y in chunks(model, weights, examples, head, reg._budget):
             f = outputs(model, x, head)
             likelihood.check_labels(y, f.shape[1])
             total += float(likelihood.nll(f, y).sum())

@@ -23,6 +23,15 @@ class Kernel(ABC):
         """
 
     @classmethod
+    def bytes_held(cls, outputs: int, points: int, size: int) -> tuple[int, int]:
+        """What one task takes: as it is kept, in numbers of `size` bytes, and at least while it is computed.
+
+        Unless overridden, that is K^-1, and a copy of it beside K, its factor and its inverse of one output in double.
+        """
+        kept = size * outputs * points**2
+        return kept, kept + 4 * 8 * points**2
+
+    @classmethod
     @abstractmethod
     def stack(cls, kernels: Sequence[Self]) -> Self:
         """Several tasks as one."""
