@@ -4,7 +4,8 @@ cd tools && python -m reliability.mutations --count 100000 --out ../results/reli
 
 Half of the changes leave the hashes as they are, as a fault of a disk would; then nothing but what was saved may load.
 The other half comes with hashes that fit, as an attacker would make them; then what loads must give finite penalties
-that are not negative. Each batch runs in a process of its own, whose death would be seen.
+that are not negative. Each batch runs in a process of its own, whose death would be seen. What has been counted is kept
+after each batch, and the same command goes on from there.
 """
 
 import argparse
@@ -19,9 +20,11 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -30,12 +33,15 @@ from torch import nn
 from fromp import FROMP, Categorical, FrompError, IdentityKernel, MixedPast
 from fromp.foundation import storage
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
-from fromp.lab.engine.run import Run
+from fromp.lab.engine import run
+from fromp.lab.methods import METHODS
 from fromp.lab.results.plan import Plan
+from fromp.learn import Learner
+from fromp.learn.saved import KIND
 from reliability.damage import damaged
-from reliability.report import keep
+from reliability.report import keep, kept
 
-BATCH = 2500  # changes per process
+BATCH = 1000  # changes per process, at most
 LARGEST = 2**30  # bytes that a process may take on top of what it began with
 
 
@@ -88,32 +94,74 @@ def _penalties(load: Callable[[nn.Module], Any]) -> list[float]:
     return [reg.penalty().item() for _ in range(2)]
 
 
+def _needed(plan: Plan, asked: Callable[[Plan], Plan | None] = run.needed) -> Plan | None:
+    """The plan to learn before this one, in as few steps."""
+    other = asked(plan)
+    return other and replace(other, training=plan.training)
+
+
 def _checkpoint(method: str) -> Victim:
-    plan = Plan.of("toy", method, tasks=2, epochs=1, batch_size=1500)
+    plan = Plan.of("toy-less-data", method, tasks=2, epochs=1, batch_size=150)
+
+    def begun(path: Path) -> run.Run:
+        with patch.object(run, "needed", _needed):
+            return run.Run(plan, BENCHMARKS["toy-less-data"], 0, path)
 
     def make(folder: Path) -> None:
-        for progress in Run(plan, BENCHMARKS["toy"], 0, folder.parent).learn(checkpoint_seconds=0):
-            if (progress.task, progress.step) == (1, 2):
+        for progress in begun(folder.parent).learn(checkpoint_seconds=0):
+            if (progress.task, progress.step) == (1, 1):
                 break
         if folder.name != "checkpoint":
             (folder.parent / "checkpoint").rename(folder)
 
     def use(folder: Path) -> list[float]:
         with tempfile.TemporaryDirectory() as scratch:
-            shutil.copytree(folder, Path(scratch) / "checkpoint")
-            Run(plan, BENCHMARKS["toy"], 0, Path(scratch)).complete()
-        return []
+            copy = shutil.copytree(folder.parent, Path(scratch) / "run")
+            (copy / folder.name).rename(copy / "checkpoint")
+            result = begun(copy).complete()
+        return [accuracy for row in result.accuracy for accuracy in row or []]
 
     return Victim("run", make, use)
+
+
+def _months() -> Victim:
+    """The folder of `fromp learn`."""
+
+    def file(folder: Path, number: int) -> Path:
+        draw = np.random.default_rng(number)
+        rows = [f"{a:.1f},{i:.0f},{'yes' if a > 50 else 'no'}" for a, i in draw.uniform((18, 1e6), (80, 9e6), (60, 2))]
+        path = folder / f"month-{number}.csv"
+        path.write_text("\n".join(["age,income,churn", *rows]))
+        return path
+
+    def make(folder: Path) -> None:
+        learner = Learner(folder)
+        learner.learn(file(folder.parent, 0), "churn", epochs=1, hidden=[4], memory_size=4, room=1)
+        learner.learn(file(folder.parent, 1), tau=1.0)
+        for path in folder.iterdir():
+            if path.name != storage.MANIFEST and not storage.FILE.fullmatch(path.name):
+                path.unlink()  # the report and the lock, which are not read
+
+    def use(folder: Path) -> list[float]:
+        learner = Learner(folder)
+        learner.inspect()
+        return [row["score"] for row in learner.evaluate().rows if row["score"] is not None]
+
+    return Victim(KIND, make, use)
 
 
 VICTIMS = {
     "memory": _memory({"tasks_per_step": 1}),
     "memory with K = I": _memory({"kernel": IdentityKernel}),
     "memory of mixed past": _mixed(),
-    **{f"checkpoint of {method}": _checkpoint(method) for method in ("ewc", "si", "vcl")},
+    "months": _months(),
+    **{f"checkpoint of {method}": _checkpoint(method) for method in METHODS},
 }
-SHARES = {name: 0.02 if name.startswith("checkpoint") else 0.94 / 3 for name in VICTIMS}  # these take longer
+LIGHT = 4  # the others are checkpoints, which take longer
+SHARES = {
+    name: 0.1 / len(METHODS) if name.startswith("checkpoint") else 0.1 if name == "months" else 0.8 / (LIGHT - 1)
+    for name in VICTIMS
+}
 
 
 def disturb(folder: Path, other: Path, chance: np.random.Generator) -> str:
@@ -170,6 +218,8 @@ def batch(name: str, numbers: range, scratch: Path, results: Any) -> None:
         if not folder.exists():
             folder.parent.mkdir(parents=True, exist_ok=True)
             victim.make(folder)
+    if not work.parent.exists():
+        shutil.copytree(whole.parent, work.parent)  # with what is saved beside it
     state, expected = storage.read(whole, victim.kind), victim.use(whole)
     saved = hashlib.sha256((whole / storage.MANIFEST).read_bytes()).hexdigest()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -194,6 +244,7 @@ def batch(name: str, numbers: range, scratch: Path, results: Any) -> None:
             counts["refused"] += 1
             continue
         except Exception as error:
+            counts["not ours"] += 1
             findings.append(f"{name}, {number}, {what}: {type(error).__name__}: {error}"[:300])
             continue
         counts["loaded"] += 1
@@ -208,17 +259,21 @@ def batch(name: str, numbers: range, scratch: Path, results: Any) -> None:
     results.put((dict(counts), findings, used))
 
 
-def campaign(count: int, victims: Sequence[str] = tuple(VICTIMS)) -> tuple[dict[str, Any], list[str]]:
-    """Every victim's share of `count` changes; what was counted, and what was found."""
+def campaign(
+    count: int, victims: Sequence[str] = tuple(VICTIMS), done: dict[str, Any] | None = None,
+    after_batch: Callable[[dict[str, Any], list[str]], Any] = lambda found, findings: None,
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
+    """Every victim's share of `count` changes; what was counted, and what was found.
+
+    done: what an earlier call has counted, from which this one goes on.
+    """
     context = multiprocessing.get_context("spawn")
-    findings: list[str] = []
-    counted: dict[str, Counter[str]] = {}
-    largest = 0
+    found: dict[str, Any] = {"victims": {}, "largest_growth_mib": 0, "findings": [], **(done or {})}
+    counted, findings = found["victims"], found["findings"]
     with tempfile.TemporaryDirectory() as scratch:
         for name in victims:
-            counted[name] = Counter()
-            number = max(1, round(count * SHARES[name]))
-            for start in range(0, number, BATCH):
+            counts, number = Counter(counted.get(name, {})), max(1, round(count * SHARES[name]))
+            while (start := sum(counts.values())) < number:
                 numbers = range(start, min(start + BATCH, number))
                 results = context.Queue()
                 process = context.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
@@ -227,16 +282,22 @@ def campaign(count: int, victims: Sequence[str] = tuple(VICTIMS)) -> tuple[dict[
                     process.join(0.05)
                 if results.empty() and process.exitcode:
                     findings.append(f"{name}, {numbers}: the process died with {process.exitcode}")
-                    continue
-                counts, found, used = results.get(timeout=60)
-                process.join()
-                counted[name] += Counter(counts)
-                findings += found
-                largest = max(largest, used)
-            print(f"{name}: {dict(counted[name])}, {len(findings)} findings so far", flush=True)
-    every = {name: dict(counts) for name, counts in counted.items()}
-    total = sum(sum(counts.values()) for counts in every.values())
-    return {"changes": total, "victims": every, "largest_growth_mib": round(largest / 2**20)}, findings
+                    counts["died"] += len(numbers)
+                else:
+                    new, wrong, used = results.get(timeout=60)
+                    process.join()
+                    counts += Counter(new)
+                    findings += wrong
+                    found["largest_growth_mib"] = max(found["largest_growth_mib"], round(used / 2**20))
+                counted[name] = dict(counts)
+                after_batch(_summed(counted, found["largest_growth_mib"]), findings)
+            print(f"{name}: {counted.get(name)}, {len(findings)} findings so far", flush=True)
+    return _summed(counted, found["largest_growth_mib"]), findings
+
+
+def _summed(counted: dict[str, dict[str, int]], growth: int) -> dict[str, Any]:
+    changes = sum(sum(counts.values()) for counts in counted.values())
+    return {"changes": changes, "victims": counted, "largest_growth_mib": growth}
 
 
 def main() -> int:
@@ -244,7 +305,10 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    return keep(options.out, *campaign(options.count))
+    done = kept(options.out)
+    before = done.get("seconds", 0)
+    found = campaign(options.count, done=done, after_batch=partial(keep, options.out, quiet=True, before=before))
+    return keep(options.out, *found, before=before)
 
 
 if __name__ == "__main__":
