@@ -29,9 +29,13 @@ TESTED = 20  # examples of each task whose outputs are compared
 METHODS = (
     "fromp", "fromp-l2", "frorp", "frorp-l2", "ewc", "dlp", "si", "vcl", "vcl-coreset", "vcl-memorable",
     "functional-l2", "replay", "der++", "mixed-past", "frcl-random", "frcl-trace", "finetune", "separate", "joint",
+    "fromp-relaxed",
 )  # fmt: skip
 # What a few methods have beside, made quick.
-QUICK = {"vcl-coreset": {"coreset_epochs": 20}, "vcl-memorable": {"coreset_epochs": 20}, "frcl-trace": {"search": 20}}
+QUICK: dict[str, dict[str, Any]] = {
+    "vcl-coreset": {"coreset_epochs": 20}, "vcl-memorable": {"coreset_epochs": 20}, "frcl-trace": {"search": 20},
+    "fromp-relaxed": {"across_tasks": True, "trace_directions": 1, "prior_samples": 2, "prior_precision": 1.0},
+}  # fmt: skip
 TOY = {"tasks": 3, "epochs": 2}  # three tasks: the last one is learned with two in the past
 DIGITS = {"tasks": 2, "epochs": 3}
 # By name: the benchmark, the method, and the settings that are not the preset's.

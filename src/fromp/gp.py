@@ -96,9 +96,9 @@ def kernels(
     sketch: int | None = None,
 ) -> Iterator[Tensor]:
     """The same, as many outputs at a time as the budget allows: (c', i, j) each."""
-    weights, slopes = detached(model, tuple(variance)), partial(_slopes, likelihood)
+    weights, at_outputs = detached(model, tuple(variance)), partial(slopes, likelihood)
     with evaluating(model):
-        yield from grams(model, weights, x, head, slopes, variance, memory_budget, sketch)
+        yield from grams(model, weights, x, head, at_outputs, variance, memory_budget, sketch)
 
 
 def cross_kernel(
@@ -152,7 +152,7 @@ def marginals(
             tape = Tape(model, weights, part, head)
             f = tape.f.detach()
             columns = []
-            for slope in _slopes(likelihood, f):
+            for slope in slopes(likelihood, f):
                 of_weights = (g.weighted_squares(variance[name]) for name, g in tape.gradients(slope))
                 columns.append(sum(of_weights, torch.zeros_like(f[:, 0])))
             found.append(f)
@@ -200,11 +200,11 @@ def cholesky(kernel: Tensor, jitter: float | Tensor, first: int = 0) -> Tensor:
 
 def _block(left: Tape, right: Tape, likelihood: Likelihood, variance: Weights, memory_budget: int) -> Tensor:
     """The kernel between the examples of two tapes: (c, i, j)."""
-    both = zip(_slopes(likelihood, left.f.detach()), _slopes(likelihood, right.f.detach()), strict=True)
+    both = zip(slopes(likelihood, left.f.detach()), slopes(likelihood, right.f.detach()), strict=True)
     return between(left, right, both, left.f.shape[1], variance, memory_budget)
 
 
-def _slopes(likelihood: Likelihood, f: Tensor) -> Iterator[Tensor]:
+def slopes(likelihood: Likelihood, f: Tensor) -> Iterator[Tensor]:
     """d m_c / d f for each output c in turn: (b, c)."""
     with torch.enable_grad():
         f = f.detach().requires_grad_()

@@ -29,7 +29,7 @@ class Fit:
         self.method, self.settings = method, settings
         self._batches = Shuffled(training, settings.batch_size, seed)
         self.num_steps = settings.epochs * self._batches.steps_per_epoch
-        self.optimizer = optimizer or settings.optimizer(method.parameters())
+        self.optimizer = optimizer or method.optimizer(settings)
         self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
         self.largest_norm = -math.inf  # of the gradient before clipping; infinite if not measured
 

@@ -40,7 +40,7 @@ class TaskFreeRun(Run):
         detector = build(**{name: options[name] for name in inspect.signature(build).parameters if name in options})
         self.learner = TaskFree(
             regulariser,
-            plan.training.optimizer(self.method.parameters()),
+            self.method.optimizer(plan.training),
             detector,
             reservoir=settings.reservoir,
             min_task_examples=plan.memory,

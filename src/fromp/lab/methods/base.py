@@ -10,6 +10,7 @@ from fromp.derivatives.model import Head, of_head, outputs, outputs_of_parts
 from fromp.foundation.examples import Examples, TaskData
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State
+from fromp.lab.benchmarks.training import Training
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
 from fromp.protocol import Loss, Regulariser, no_penalty
@@ -38,6 +39,10 @@ class Method(ABC):
     def parameters(self) -> list[Tensor]:
         """What a step changes: the model's trainable weights, unless overridden."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    def optimizer(self, training: Training) -> torch.optim.Optimizer:
+        """What takes the steps of the task that has begun: Adam, unless overridden."""
+        return training.optimizer(self.parameters())
 
     def begin_task(self, examples: Examples, head: Head, past: TrainingSets) -> TrainingSets:
         """Called before a task's first step; returns what to train on: the task alone, unless overridden.
