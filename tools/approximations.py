@@ -2,6 +2,7 @@
 
     python tools/approximations.py split-digits --seeds 3        every variant; resumes where it was stopped
     python tools/approximations.py toy --seeds 3 --set batch_size=100 lr=0.01 --variants paper 5-kronecker
+    python tools/approximations.py split-digits --points 4 10 20  which points are kept, and how many of each task
     python tools/approximations.py functional-prior              how far the two regularisers of appendix D are apart
 
 Every variant has FROMP's own settings of the benchmark but for those named in VARIANTS. Accuracy, calibration error
@@ -33,6 +34,7 @@ from fromp.lab.benchmarks import catalogue
 from fromp.lab.engine.run import Run
 from fromp.lab.methods.relaxed.covariance import Blocks
 from fromp.lab.methods.relaxed.method import RelaxedMethod
+from fromp.lab.methods.relaxed.points import POINTS
 from fromp.lab.methods.relaxed.rows import Prior, linearised, means
 from fromp.lab.results import metrics
 from fromp.lab.results.environment import environment
@@ -89,6 +91,11 @@ TITLES = {
 }
 
 
+def of_points(sizes: list[int]) -> dict[str, dict[str, Any]]:
+    """The variants that differ in which points are kept, and how many; tau grows as they become fewer."""
+    return {f"{points} {size}": {"points": points, "memory": size} for size in sizes for points in POINTS}
+
+
 def run(benchmark: str, settings: dict[str, Any], seed: int) -> dict[str, float | int | None]:
     """One seed of a variant."""
     plan = Plan.of(benchmark, METHOD, **settings)
@@ -107,7 +114,8 @@ def run(benchmark: str, settings: dict[str, Any], seed: int) -> dict[str, float 
     ece, mean_nll = torch.tensor(quality).mean(0).tolist()
     return {
         "seed": seed, "accuracy": result.average_accuracy, "backward_transfer": result.backward_transfer, "ece": ece,
-        "nll": mean_nll, "seconds": seconds, "kept_mib": sum(t.nbytes for t in tensors.values()) / 2**20,
+        "nll": mean_nll, "gap": gap(one), "seconds": seconds,
+        "kept_mib": sum(t.nbytes for t in tensors.values()) / 2**20,
     }  # fmt: skip
 
 
@@ -117,6 +125,19 @@ def calibration_error(p: Tensor, y: Tensor) -> float:
     place = (confidence * BINS).long().clamp_max(BINS - 1)
     gaps = (confidence - (label == y).float()).double()
     return float(torch.zeros(BINS, dtype=torch.double).index_add_(0, place, gaps).abs().sum() / len(y))
+
+
+def gap(one: Run) -> float:
+    """How far an example is from the nearest kept one of its task and class, over how far it is from their mean."""
+    found = []
+    for task, memory in zip(one.stream, one.method.memories, strict=True):
+        assert isinstance(task.train.x, Tensor)
+        assert isinstance(memory.inputs, Tensor)
+        for c in memory.labels.unique():
+            x, z = (x[y == c].flatten(1) for x, y in ((task.train.x, task.train.y), (memory.inputs, memory.labels)))
+            nearest = torch.cdist(x, z).amin(1)
+            found.append(float(nearest.mean() / (x - x.mean(0)).norm(dim=1).mean()))
+    return sum(found) / len(found)
 
 
 def nll(p: Tensor, y: Tensor) -> float:
@@ -164,8 +185,8 @@ def functional_prior(seed: int) -> dict[str, Any]:
 def chosen_for_von(benchmark: str, settings: dict[str, Any], given: dict[str, Any]) -> list[dict[str, Any]]:
     """Every lr and prior precision that was tried on held-out training data, the best first."""
     tried = []
-    for lr in (1e-3, 1e-2, 1e-1):
-        for delta in (1.0, 100.0):
+    for lr in (1e-3, 1e-2):
+        for delta in (1.0, 100.0, 10000.0):
             own = {"lr": lr, "prior_precision": delta, "clip_norm": None}
             held_out = {**settings, **given, **own, "validation": 0.1}
             try:
@@ -176,20 +197,19 @@ def chosen_for_von(benchmark: str, settings: dict[str, Any], given: dict[str, An
     return sorted(tried, key=lambda one: math.inf if one["nll"] is None else one["nll"])
 
 
-def measure(benchmark: str, variants: list[str], seeds: int, given: dict[str, Any]) -> None:
+def measure(benchmark: str, variants: dict[str, dict[str, Any]], seeds: int, given: dict[str, Any], file: Path) -> None:
     """Run what is not yet in the file, which is written after each run."""
-    file = KEPT / f"{benchmark}.json"
     found: dict[str, Any] = (
         json.loads(file.read_text()) if file.exists() else {"benchmark": benchmark, "given": given, "variants": {}}
     )
     if found["given"] != given:
         raise FrompError(f"{file} holds runs with {found['given']}; remove it, or give the same --set.")
-    for name in variants:
-        entry = found["variants"].setdefault(name, {"settings": VARIANTS[name], "runs": []})
-        if "update" in VARIANTS[name] and "tried" not in entry:
-            entry["tried"] = chosen_for_von(benchmark, VARIANTS[name], given)
+    for name, settings in variants.items():
+        entry = found["variants"].setdefault(name, {"settings": settings, "runs": []})
+        if "update" in settings and "tried" not in entry:
+            entry["tried"] = chosen_for_von(benchmark, settings, given)
             best = {key: value for key, value in entry["tried"][0].items() if key != "nll"}
-            entry["settings"] = {**VARIANTS[name], **best}
+            entry["settings"] = {**settings, **best}
         for seed in range(len(entry["runs"]), seeds):
             entry["runs"].append(run(benchmark, {**given, **entry["settings"]}, seed))
             found["environment"] = environment()
@@ -219,6 +239,21 @@ def prior_table(found: dict[str, Any]) -> str:
     return Table(["points", *REGULARISERS.values()], rows).markdown()
 
 
+def points_table(found: dict[str, Any]) -> str:
+    """Average accuracy by the choice of points and their number, and how far examples are from them."""
+    runs = {tuple(name.split()): entry["runs"] for name, entry in found["variants"].items() if entry["runs"]}
+    sizes = list(dict.fromkeys(size for _, size in runs))
+    rows = []
+    for name in POINTS:
+        cells = [runs.get((name, size), []) for size in sizes]
+        accuracy = [_over_seeds(one, "accuracy", 100, 1) if one else "–" for one in cells]
+        gaps = [f"{sum(r['gap'] for r in one) / len(one):.2f}" if one else "–" for one in cells]
+        rows.append([f"`{name}`", *accuracy, *gaps])
+    seeds = max(len(one) for one in runs.values())
+    heads = [f"{size} points" for size in sizes] + [f"gap, {size}" for size in sizes]
+    return Table([f"`{found['benchmark']}`, {seeds} seeds", *heads], rows).markdown()
+
+
 COLUMNS = (
     ("accuracy", 100, 1), ("backward_transfer", 100, 1), ("ece", 100, 1), ("nll", 1, 3), ("seconds", 1, 0),
     ("kept_mib", 1, 1),
@@ -238,6 +273,7 @@ def main() -> None:
     parser.add_argument("benchmark", help="or functional-prior")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--points", nargs="+", type=int, metavar="SIZE", help="compare choices of so many points")
     parser.add_argument("--set", nargs="*", type=parse_setting, default=[], metavar="KEY=VALUE")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -247,7 +283,12 @@ def main() -> None:
         storage.replace(KEPT / "functional-prior.json", json.dumps(both, indent=1).encode())
         print(prior_table(both))
         return
-    measure(asked.benchmark, asked.variants, asked.seeds, dict(asked.set))
+    given = dict(asked.set)
+    if asked.points:
+        measure(asked.benchmark, of_points(asked.points), asked.seeds, given, KEPT / f"{asked.benchmark}-points.json")
+    else:
+        variants = {name: VARIANTS[name] for name in asked.variants}
+        measure(asked.benchmark, variants, asked.seeds, given, KEPT / f"{asked.benchmark}.json")
 
 
 if __name__ == "__main__":

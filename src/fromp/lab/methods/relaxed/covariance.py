@@ -83,6 +83,11 @@ class Diagonal(Covariance):
         new.precision = {name: self.precision[name] + ggn[name] for name in self.names}
         return new
 
+    @property
+    def variance(self) -> dict[str, Tensor]:
+        """The diagonal of Sigma."""
+        return {name: 1 / p for name, p in self.precision.items()}
+
     def root(self, gradients: Mapping[str, Tensor]) -> Tensor:
         return torch.cat([(gradients[name] * p.rsqrt()).flatten(1) for name, p in self.precision.items()], 1)
 

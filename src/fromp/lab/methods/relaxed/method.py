@@ -17,6 +17,7 @@ from fromp.lab.methods import fromp
 from fromp.lab.methods.base import HeadBatch, Method, Penalised, TrainingSets
 from fromp.lab.methods.card import MethodCard, register
 from fromp.lab.methods.relaxed.covariance import EXACT, Blocks, Covariance, Diagonal, Kronecker, last_layer, layers
+from fromp.lab.methods.relaxed.points import POINTS
 from fromp.lab.methods.relaxed.regulariser import Relaxed
 from fromp.lab.methods.relaxed.von import VON
 from fromp.lab.settings import AtLeastOne, NotNegative, Positive, settings
@@ -55,6 +56,8 @@ class Settings:
     """The share of a task's data whose GGN is taken, with one random direction per example if it is below 1."""
     update: Literal["adam", "von", "von-mean"] = "adam"
     """Adam and a Laplace step, variational online Newton, or its deterministic form."""
+    points: Literal["trace", "random", "leverage", "centres", "mixed"] = "trace"
+    """Which points are kept: those with the highest trace of Lambda, random ones, by leverage, k-centres, or mixed."""
     von_beta: PartOfOne = 0.1
     """The share of a minibatch in VON's covariance."""
 
@@ -80,7 +83,9 @@ class RelaxedMethod(Penalised):
         if not self._num_examples:
             raise FrompError("VON needs to know when a task begins; use update=adam where that is not told.")
         own = {name: w for name, w in named_weights(self.model).items() if name in covariance.names}
-        given = own, covariance.precision, self._num_examples, training.lr, self._beta
+        scale = self._num_examples * self._relaxed.tau
+        prior = {name: covariance.delta + scale * c for name, c in self._relaxed.curvature().items()}
+        given = own, prior, self._num_examples, training.lr, self._beta
         self._von = VON(*given, self._update == "von", self._relaxed.draws)
         return self._von
 
@@ -113,6 +118,8 @@ def covariance_of(model: nn.Module, s: Settings, seed: int) -> Covariance:
 def _build(model: nn.Module, likelihood: Likelihood, s: Settings, seed: int) -> Method:
     if s.update != "adam" and (s.covariance != "diagonal" or s.weights != "all"):
         raise FrompError(f"update={s.update} has a diagonal covariance of all weights; leave both settings out.")
+    if s.points != "trace" and (s.covariance != "diagonal" or s.weights != "all"):
+        raise FrompError(f"points={s.points} needs a diagonal covariance of all weights; leave both settings out.")
     regulariser = Relaxed(
         model,
         likelihood,
@@ -124,6 +131,7 @@ def _build(model: nn.Module, likelihood: Likelihood, s: Settings, seed: int) -> 
         trace_directions=s.trace_directions,
         across_tasks=s.across_tasks,
         across_classes=s.across_classes,
+        points=None if s.points == "trace" else POINTS[s.points],
         seed=seed,
     )
     return RelaxedMethod(regulariser, s)

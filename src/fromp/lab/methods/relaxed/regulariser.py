@@ -12,10 +12,11 @@ from fromp.foundation.errors import CheckpointError
 from fromp.foundation.examples import TaskData, as_examples
 from fromp.foundation.state import State, field, set_generator, tensor
 from fromp.lab.methods.relaxed.covariance import Covariance, Diagonal
+from fromp.lab.methods.relaxed.points import Candidates, Points
 from fromp.lab.methods.relaxed.rows import Prior, groups, linearised, means
 from fromp.lab.methods.relaxed.trace import directions, trace
 from fromp.likelihoods import Likelihood
-from fromp.memory import Memory, Score, assess, memorability, remember
+from fromp.memory import Memory, assess, remember
 from fromp.protocol import no_penalty
 
 
@@ -32,6 +33,7 @@ class Relaxed:
         constant stays, so that the penalty is not zero at unchanged weights.
     across_tasks, across_classes: whether one kernel ties together the rows of all tasks, and of all outputs:
         approximation 3, and that of the multiclass appendix.
+    points: which examples are kept, instead of those with the highest trace of Lambda; with a diagonal covariance.
     """
 
     tau = Setting(number)
@@ -51,12 +53,12 @@ class Relaxed:
         trace_directions: int = 0,
         across_tasks: bool = False,
         across_classes: bool = False,
-        score: Score = memorability,
+        points: Points | None = None,
         seed: int = 0,
     ) -> None:
         self.model, self.likelihood = model, likelihood
         self.tau, self.memory_size, self.jitter = tau, memory_size, jitter
-        self.covariance, self.score = covariance, score
+        self.covariance, self.points = covariance, points
         self.prior_samples, self.trace_directions = prior_samples, trace_directions
         self.across_tasks, self.across_classes = across_tasks, across_classes
         self.memories: list[Memory] = []
@@ -84,12 +86,16 @@ class Relaxed:
     ) -> None:
         """Remember a task, and take the prior anew; share: the task's GGN diagonal, if an optimiser has found it."""
         examples, own = as_examples(data), as_head(head)
-        scores, classes = assess(self.model, examples, self.likelihood, self._generator, own, self.score)
-        memories = [*self.memories, remember(examples, scores, classes, self.memory_size, own)]
+        scores, classes = assess(self.model, examples, self.likelihood, self._generator, own)
         if share is not None and isinstance(self.covariance, Diagonal):
             covariance: Covariance = self.covariance.with_share(share)
         else:
             covariance = self.covariance.with_task(self.model, examples, self.likelihood, own)
+        if self.points is not None and isinstance(covariance, Diagonal):
+            x, variance = examples.take(torch.arange(len(examples)))[0], covariance.variance
+            of = (self.model, self.likelihood, variance, x, classes, own, self.memory_size, self._generator)
+            scores = self.points(Candidates(*of))
+        memories = [*self.memories, remember(examples, scores, classes, self.memory_size, own)]
         at_mean = detached(self.model, trainable(self.model))
         draws = [covariance.draw(self._generator) for _ in range(self.prior_samples)]
         moved = ({n: (at_mean[n] + d).detach().requires_grad_() for n, d in draw.items()} for draw in draws)
@@ -102,6 +108,22 @@ class Relaxed:
             rows = groups(memories, widths, self.across_tasks, self.across_classes)
             priors.append(Prior.of(torch.cat([m for m, _ in found]), root, rows, self.jitter))
         self.memories, self._widths, self._priors, self.covariance = memories, widths, priors, covariance
+
+    def curvature(self) -> dict[str, Tensor]:
+        """diag (d m / d w)' K^-1 (d m / d w) at the model's weights: the functional prior's part of VON's precision."""
+        every = named_weights(self.model)
+        weights = {name: every[name] for name in self.covariance.names}
+        total = {name: torch.zeros_like(w) for name, w in weights.items()}
+        if not self._priors:
+            return total
+        m = means(self.model, self.memories, self.likelihood)
+        for prior in self._priors:
+            for z in torch.eye(len(m)).to(m):
+                row = m @ prior.whitened(z)
+                found = torch.autograd.grad(row, [*weights.values()], retain_graph=True, materialize_grads=True)
+                for own, g in zip(total.values(), found, strict=True):
+                    own += g.square() / len(self._priors)
+        return total
 
     @property
     def draws(self) -> torch.Generator:

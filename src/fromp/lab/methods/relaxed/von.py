@@ -11,14 +11,15 @@ from fromp.foundation.errors import FrompError
 
 @final
 class VON(torch.optim.Optimizer):
-    """Variational online Newton with a diagonal covariance, v = 1 / (s + p), p the precision before the task:
+    """Variational online Newton with a diagonal covariance, v = 1 / (s + p), p what the prior adds to the precision:
 
         w  <- mu + v^(1/2) eps                         at which everything is computed; w = mu if it is not `sampled`
         s  <- (1 - beta) s + beta N diag GGN           the mean GGN of the minibatch, N examples in the task
         mu <- mu - lr v N grad (mean nll + penalty)
 
-    The paper writes N / tau in the last line, and one beta in both: lr stands for beta / tau. Its p is delta; with that
-    of Eq. (9) in its place the update is that of the weight prior it approximates, and the same in the first task.
+    The paper writes N / tau in the last line, and one beta in both: lr stands for beta / tau. Its p is delta, in the
+    place of the functional prior's own term, -2 grad_Sigma E[log q~]. That term has to be there: with delta alone the
+    first steps along the penalty, which is far steeper than the data's loss, are too long, and the network is lost.
     """
 
     def __init__(
@@ -34,19 +35,21 @@ class VON(torch.optim.Optimizer):
         super().__init__(list(weights.values()), {"lr": lr})
         if not 0 < beta <= 1:
             raise FrompError(f"beta={beta} is the share of a minibatch in s; use a number above 0 and up to 1.")
-        self.weights, self.precision, self.num_examples = dict(weights), dict(precision), num_examples
+        self.weights, self.num_examples = dict(weights), num_examples
         self.beta, self.sampled, self._generator = beta, sampled, generator
+        for name, w in self.weights.items():
+            self.state[w]["p"] = precision[name]  # part of a checkpoint, as s is
         self._mean: dict[str, Tensor] = {}  # mu, while a draw is in its place
 
     @torch.no_grad()
     def perturb(self) -> None:
         """Put a draw of q(w) in the place of mu until the next step; mu itself before s is known."""
-        if not (self.sampled and self.state):
-            return
-        for name, w in self.weights.items():
+        for name, w in self.weights.items() if self.sampled else ():
+            if "s" not in self.state[w]:
+                continue
             self._mean[name] = w.detach().clone()
             noise = torch.randn(w.shape, generator=self._generator).to(w)
-            w.add_(noise * (self.state[w]["s"] + self.precision[name]).rsqrt())
+            w.add_(noise * (self.state[w]["s"] + self.state[w]["p"]).rsqrt())
 
     def observe(self, ggn: Mapping[str, Tensor]) -> None:
         """Take in the mean GGN diagonal of a minibatch."""
@@ -61,7 +64,7 @@ class VON(torch.optim.Optimizer):
             if name in self._mean:
                 w.copy_(self._mean[name])
             if w.grad is not None:
-                v = 1 / (self.state[w]["s"] + self.precision[name])
+                v = 1 / (self.state[w]["s"] + self.state[w]["p"])
                 w.sub_(self.param_groups[0]["lr"] * self.num_examples * v * w.grad)
         self._mean = {}
 
