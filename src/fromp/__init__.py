@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fromp.foundation.examples import TaskData
     from fromp.functional import Hold
     from fromp.gp import Prediction
-    from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+    from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Tokens
     from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
     from fromp.metrics.data_wide import DataWide
     from fromp.metrics.divergence import Divergence
@@ -75,6 +75,7 @@ __all__ = [
     "Suggestion",
     "TaskData",
     "TaskFree",
+    "Tokens",
     "Unlabelled",
     "Welch",
     "at_every_end",
@@ -100,7 +101,7 @@ _NAMES_IN = {
     "foundation.examples": "TaskData",
     "functional": "Hold",
     "gp": "Prediction",
-    "likelihoods": "GLM Bernoulli Categorical Gaussian Likelihood Poisson",
+    "likelihoods": "GLM Bernoulli Categorical Gaussian Likelihood Poisson Tokens",
     "memory": "Memory least_memorable memorability per_class random_score top",
     "metrics.data_wide": "DataWide",
     "metrics.divergence": "Divergence",

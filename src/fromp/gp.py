@@ -50,7 +50,7 @@ def ggn_diagonal(
         for name, weight in weights.items()
     }
     with evaluating(model):
-        for x, _ in chunks(model, weights, examples, head, memory_budget):
+        for x, _ in chunks(model, weights, examples, head, memory_budget, likelihood.numbers_formed):
             tape = Tape(model, weights, x, head)
             for direction in curvature.directions(likelihood, tape.f.detach(), generator):
                 for name, gradient in tape.gradients(direction):
@@ -96,9 +96,9 @@ def kernels(
     sketch: int | None = None,
 ) -> Iterator[Tensor]:
     """The same, as many outputs at a time as the budget allows: (c', i, j) each."""
-    weights, at_outputs = detached(model, tuple(variance)), partial(slopes, likelihood)
+    weights, lambdas = detached(model, tuple(variance)), likelihood.numbers_formed
     with evaluating(model):
-        yield from grams(model, weights, x, head, at_outputs, variance, memory_budget, sketch)
+        yield from grams(model, weights, x, head, partial(slopes, likelihood), variance, memory_budget, sketch, lambdas)
 
 
 def cross_kernel(
@@ -148,7 +148,7 @@ def marginals(
     weights = detached(model, tuple(variance))
     found, variances = [], []
     with evaluating(model):
-        for part in tiles(model, weights, x, head, memory_budget):
+        for part in tiles(model, weights, x, head, memory_budget, likelihood.numbers_formed):
             tape = Tape(model, weights, part, head)
             f = tape.f.detach()
             columns = []

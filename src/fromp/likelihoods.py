@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import final
 
 import torch
@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, jacrev, vmap
 
+from fromp.foundation.checked import count
 from fromp.foundation.errors import DataError, DerivativeError
 
+NO_LABEL = -100  # as in `torch.nn.functional.cross_entropy`
 LARGEST_PROBABILITY_VARIANCE = 0.25  # of p - p^2, at p = 1/2
 
 
@@ -174,6 +176,90 @@ class Categorical(Likelihood):
 
 
 @final
+class Tokens(Likelihood):
+    """`Categorical` at each of T positions, such as a token's class or the next token, out of `outputs` classes.
+
+    The model gives (b, T, outputs); f is that as (b, T * outputs). The likelihood factorises: nll is a sum over
+    positions, and neither scores, `SignGGN` nor a penalty without kernels form anything of the size of classes squared.
+    A position whose outputs are all zero counts for nothing, as does every position whose `attention_mask` among the
+    inputs is 0. Labels are (b, T), -100 where there is none.
+    """
+
+    def __init__(self, outputs: int) -> None:
+        self.outputs, self._each = count("outputs", outputs), Categorical()
+
+    def nll(self, f: Tensor, y: Tensor) -> Tensor:
+        each, there = self._positions(f)
+        if y.is_floating_point():  # a mean of f: the nll is affine in it
+            return (self._each.nll(each, y.reshape(each.shape)) * there).view(len(f), -1).sum(1)
+        flat = y.reshape(-1)
+        return (self._each.nll(each, flat.clamp_min(0)) * (there & (flat != NO_LABEL))).view(len(f), -1).sum(1)
+
+    def mean(self, f: Tensor) -> Tensor:
+        return self._each.mean(self._positions(f)[0]).view_as(f)
+
+    def hessian(self, f: Tensor) -> Tensor:
+        return self._blocks(self._each.hessian, f)
+
+    def factor(self, f: Tensor) -> Tensor:
+        return torch.stack(list(self.columns(f)), -1)
+
+    def columns(self, f: Tensor) -> Iterator[Tensor]:
+        each, there = self._positions(f)
+        for column in self._each.columns(each):
+            at = (column * there[:, None]).view(len(f), -1, self.outputs)
+            for position in range(at.shape[1]):
+                alone = torch.zeros_like(at)
+                alone[:, position] = at[:, position]
+                yield alone.view_as(f)
+
+    def root_times(self, f: Tensor, e: Tensor) -> Tensor:
+        each, there = self._positions(f)
+        return (self._each.root_times(each, e.reshape(each.shape)) * there[:, None]).view_as(f)
+
+    def trace(self, f: Tensor) -> Tensor:
+        return self.noise(f).sum(-1)
+
+    def numbers_formed(self, num_outputs: int) -> int:
+        return self._each.numbers_formed(num_outputs)
+
+    def noise(self, f: Tensor) -> Tensor:
+        each, there = self._positions(f)
+        return (self._each.noise(each) * there[:, None]).view_as(f)
+
+    def noise_scale(self, f: Tensor) -> Tensor:
+        return self._each.noise_scale(f)
+
+    def check_labels(self, y: Tensor, num_outputs: int) -> None:
+        length, rest = divmod(num_outputs, self.outputs)
+        if rest:
+            raise DataError(
+                f"Tokens(outputs={self.outputs}) needs {self.outputs} outputs at each position, and the model gives "
+                f"{num_outputs} per example, which is no multiple of it; give the number of classes of a position."
+            )
+        if y.shape[1:] != (length,) or y.is_floating_point():
+            raise DataError(
+                f"Tokens labels are {y.dtype} of shape {tuple(y.shape)}; give integers of shape (examples, {length}), "
+                f"{NO_LABEL} where a position has none."
+            )
+        self._each.check_labels(y[y != NO_LABEL], self.outputs)
+
+    def settings(self) -> dict[str, float]:
+        return {"outputs": self.outputs}
+
+    def _positions(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs of each position, (b T, c), and whether it counts, (b T,)."""
+        each = f.reshape(-1, self.outputs)
+        return each, (each != 0).any(-1)
+
+    def _blocks(self, function: Callable[[Tensor], Tensor], f: Tensor) -> Tensor:
+        """The square matrices of all positions on one diagonal: (b, T c, T c)."""
+        each, there = self._positions(f)
+        matrices = (function(each) * there[:, None, None]).view(len(f), -1, self.outputs, self.outputs)
+        return torch.stack([torch.block_diag(*example) for example in matrices])
+
+
+@final
 class Bernoulli(Likelihood):
     """Sigmoid of each output on its own; labels are 0 or 1, of shape (b,) for one output, else (b, c)."""
 
@@ -318,6 +404,8 @@ def moderated(f: Tensor, variance: Tensor) -> Tensor:
 
 def _as_integers(y: Tensor, num_outputs: int) -> str:
     """How labels of another kind become integers."""
+    if y.ndim == 2 and not y.is_floating_point() and 1 < y.shape[1] < num_outputs and num_outputs % y.shape[1] == 0:
+        return f"or use Tokens({num_outputs // y.shape[1]}) if each has a label at {y.shape[1]} positions"
     if y.ndim == 2 and y.shape[1] == 1:
         return "as y.squeeze(1)" if not y.is_floating_point() else "as y.squeeze(1).long()"
     if y.ndim == 2 and y.shape[1] == num_outputs:

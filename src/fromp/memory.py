@@ -90,7 +90,9 @@ class Held(Protocol):
 
 def uninformed_nll(likelihood: Likelihood, held: Sequence[Held]) -> float:
     """The mean nll of all remembered labels where every output is 0."""
-    costs = [likelihood.nll(torch.zeros_like(one.mean.T), one.memory.labels) for one in held]
+    # As near 0 as can be: of a position in a sequence, 0 itself says that there is none.
+    f = (torch.full_like(one.mean.T, torch.finfo(one.mean.dtype).tiny) for one in held)
+    costs = [likelihood.nll(outputs, one.memory.labels) for outputs, one in zip(f, held, strict=True)]
     return float(torch.cat(costs).mean())
 
 
@@ -155,7 +157,7 @@ def assess(
     scores, classes, doubts, seen = [], [], [], 0
     weights = detached(model, trainable(model))
     with evaluating(model), torch.no_grad():
-        for x, y in chunks(model, weights, examples, head, memory_budget):
+        for x, y in chunks(model, weights, examples, head, memory_budget, likelihood.numbers_formed):
             f = outputs(model, x)
             doubts.append(likelihood.doubt(f))
             f = of_head(f, head)

@@ -1,6 +1,6 @@
 """Work in chunks that fit into a memory budget."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,26 @@ MEMORY_BUDGET = 512 * 2**20  # bytes that one chunk of the once-per-task work ma
 PASS_BYTES = 96 * 2**20  # bytes of activations in one pass over memory: larger ones fall out of the cache
 
 
+def of_a_factor(num_outputs: int) -> int:
+    """Lambda, its factor, and what they are made of: numbers for each example, where a likelihood knows no better."""
+    return 5 * num_outputs**2
+
+
 def chunks(
-    model: nn.Module, weights: Weights, examples: Examples, head: Head, memory_budget: int
+    model: nn.Module,
+    weights: Weights,
+    examples: Examples,
+    head: Head,
+    memory_budget: int,
+    lambdas: Callable[[int], int] = of_a_factor,
 ) -> Iterator[tuple[Inputs, Tensor]]:
-    """The examples in order on the model's device, checked, as many at a time as the budget allows."""
+    """The examples in order on the model's device, checked, as many at a time as the budget allows.
+
+    lambdas: how many numbers a likelihood forms for each example, by the number of outputs.
+    """
     device = device_of(model)
     x, _ = examples.take(torch.arange(min(2, len(examples))))
-    size = max(1, memory_budget // bytes_per_example(model, weights, inputs.move(x, device), head))
+    size = max(1, memory_budget // bytes_per_example(model, weights, inputs.move(x, device), head, lambdas))
     seen = 0
     for x, y in examples.batches(size):
         inputs.check_finite(x, seen)
@@ -29,10 +42,17 @@ def chunks(
         yield inputs.move(x, device), y.to(device)
 
 
-def tiles(model: nn.Module, weights: Weights, x: Inputs, head: Head, memory_budget: int) -> Iterator[Inputs]:
+def tiles(
+    model: nn.Module,
+    weights: Weights,
+    x: Inputs,
+    head: Head,
+    memory_budget: int,
+    lambdas: Callable[[int], int] = of_a_factor,
+) -> Iterator[Inputs]:
     """The inputs in order, as many at a time as the budget allows."""
     few = inputs.take(x, slice(0, 2))
-    yield from inputs.split(x, max(1, memory_budget // bytes_per_example(model, weights, few, head)))
+    yield from inputs.split(x, max(1, memory_budget // bytes_per_example(model, weights, few, head, lambdas)))
 
 
 def points_per_pass(model: nn.Module, parts: Sequence[tuple[Inputs, Head]]) -> int:
@@ -45,11 +65,14 @@ def points_per_pass(model: nn.Module, parts: Sequence[tuple[Inputs, Head]]) -> i
     return max(1, PASS_BYTES // cost)
 
 
-def bytes_per_example(model: nn.Module, weights: Weights, x: Inputs, head: Head) -> int:
+def bytes_per_example(
+    model: nn.Module, weights: Weights, x: Inputs, head: Head, lambdas: Callable[[int], int] = of_a_factor
+) -> int:
     """What one example costs in a `Tape` and the gradients pulled from it, measured on a few of them."""
     tape = Tape(model, weights, x, head)
     # The activations twice: their values, and the gradients on the way back.
-    return 2 * activation_bytes(model, weights, x, head) + tape.numbers_formed() * tape.f.element_size()
+    numbers = lambdas(tape.f.shape[1]) + tape.numbers_formed()
+    return 2 * activation_bytes(model, weights, x, head) + numbers * tape.f.element_size()
 
 
 def activation_bytes(model: nn.Module, weights: Weights, x: Inputs, head: Head) -> int:

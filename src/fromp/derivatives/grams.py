@@ -31,6 +31,7 @@ def grams(
     variance: Weights,
     memory_budget: int,
     sketch: int | None,
+    lambdas: Callable[[int], int],
 ) -> Iterator[Tensor]:
     """sum_w g_icw v_w g_jcw for every output c, with g_c the gradient of slope c: some outputs at a time, (c', i, j).
 
@@ -39,7 +40,7 @@ def grams(
     combinations of the weights.
     """
     n = inputs.num_examples(x)
-    parts = list(tiles(model, weights, x, head, memory_budget // 2))
+    parts = list(tiles(model, weights, x, head, memory_budget // 2, lambdas))
     if sketch and len(parts) > 1:  # gradients are written out for a tile
         largest = max(v.nbytes for v in variance.values())
         parts = list(inputs.split(x, min(inputs.num_examples(parts[0]), max(1, memory_budget // 4 // (2 * largest)))))

@@ -80,7 +80,7 @@ def outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Weights | N
         returned = model(*args, **kwargs)
     else:
         returned = functional_call(model, _everywhere(model, weights), args, kwargs, tie_weights=False)
-    return of_head(_picked(returned), head)
+    return of_head(_picked(returned, x), head)
 
 
 def outputs_of_parts(model: nn.Module, parts: Sequence[Inputs]) -> list[Tensor]:
@@ -99,8 +99,8 @@ def checked_outputs(model: nn.Module, x: Inputs, head: Head = None, weights: Wei
     return f
 
 
-def _picked(returned: Any) -> Tensor:
-    """f out of what a model returns."""
+def _picked(returned: Any, x: Inputs) -> Tensor:
+    """f out of what a model returns. Sequence outputs (b, T, c) become (b, T c), zero where the `attention_mask` is."""
     if isinstance(returned, Mapping):
         f = returned.get("logits")
     elif hasattr(returned, "logits"):
@@ -109,6 +109,11 @@ def _picked(returned: Any) -> Tensor:
         f = returned[0] if isinstance(returned, tuple | list) and returned else returned
     if isinstance(f, Tensor) and f.ndim == 2:
         return f
+    if isinstance(f, Tensor) and f.ndim == 3:
+        mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+        if isinstance(mask, Tensor) and mask.shape == f.shape[:2]:
+            f = f.where(mask[..., None] != 0, 0)
+        return f.flatten(1)
     inside = "" if f is returned else f", with {describe(f)} where the outputs are looked for"
     way = "FROMP(model, ..., output=lambda returned: ...) says where they are, or gives them that shape"
     raise DataError(

@@ -84,15 +84,14 @@ class Tape:
             yield from ((name, gradient.wide()) for name, gradient in self._gradients_of_others(s))
 
     def numbers_formed(self) -> int:
-        """How many numbers are formed for each example, at most, beside the activations."""
-        lambdas = 5 * self.f.shape[1] ** 2  # Lambda, its factor, and what they are made of
+        """How many numbers the gradients of each example are, at most, beside the activations."""
         others = 3 * sum(self.weights[name].numel() for name in self.others)  # vmap holds a few copies
         derived = sum(
             3 * use.parameter.numel() + 2 * sum(self.weights[name].numel() for name in use.names)
             for use in self.uses
             if not use.direct
         )
-        return lambdas + others + derived + sum(call.numbers_formed() for call in self.calls)
+        return others + derived + sum(call.numbers_formed() for call in self.calls)
 
     def _of(self, use: Use, gradient: Gradient) -> Iterator[tuple[str, Gradient]]:
         """The gradients of the weights behind a parameter, given the parameter's own."""

@@ -34,7 +34,7 @@ def case():
 
 def tiny(monkeypatch, points):
     """As if no more than so many examples fitted into the budget, and few numbers could be kept."""
-    monkeypatch.setattr(grams, "tiles", lambda model, weights, x, head, budget: iter(x.split(points)))
+    monkeypatch.setattr(grams, "tiles", lambda model, weights, x, head, budget, lambdas: iter(x.split(points)))
     monkeypatch.setattr(grams, "FORMED", 1)
 
 

@@ -9,11 +9,12 @@ from torch import nn
 from fromp import FROMP, Categorical
 from fromp.derivatives.runaway import BETWEEN_LOOKS, RUNAWAY, RUNAWAY_LOOKS, RunawayWatch
 from fromp.foundation.errors import FrompWarning
+from fromp.regulariser import WAY_OUT
 
 
 def looks(values):
     """What is said while a penalty takes these values, one for each time that it is read."""
-    watch = RunawayWatch(lambda: 2.0, lambda: [1, 3])
+    watch = RunawayWatch(lambda: 2.0, lambda: [1, 3], WAY_OUT)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for value in values:
@@ -36,7 +37,7 @@ def test_a_penalty_that_stays_high_is_said_once():
 
 
 def test_a_penalty_without_a_gradient_is_not_training():
-    watch = RunawayWatch(lambda: 2.0, lambda: [1, 3])
+    watch = RunawayWatch(lambda: 2.0, lambda: [1, 3], WAY_OUT)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(BETWEEN_LOOKS * (RUNAWAY_LOOKS + 1)):
