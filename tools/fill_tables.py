@@ -301,9 +301,9 @@ def measured(results: Path, what: str) -> str:
 
 
 def defaults(results: Path, what: str) -> str:
-    """What FROMP's defaults were measured to do: `safety` or `batch_norm`."""
+    """What the defaults were measured to do, `safety` or `batch_norm`, and what they were chosen from, `chosen`."""
     found = json.loads((results / "defaults" / f"{what}.json").read_text(encoding="utf-8"))
-    return {"safety": safety_grid.table, "batch_norm": batch_norm.table}[what](found)
+    return {"safety": safety_grid.table, "chosen": safety_grid.choice, "batch_norm": batch_norm.table}[what](found)
 
 
 UNCERTAINTY = {  # what `tools/uncertainty.py` measures, and the heading of its column

@@ -1,7 +1,8 @@
-"""FROMP's defaults on small streams with ordinary optimisers, beside plain training and the defaults of before.
+"""The defaults of FROMP and MixedPast on small streams with ordinary optimisers, beside plain training.
 
-python tools/safety_grid.py              the grid on test data: results/defaults/safety.json, about 6 minutes
-python tools/safety_grid.py choose       rho and delta on held-out data, other seeds: results/defaults/chosen.json
+python tools/safety_grid.py              the grid on test data: results/defaults/safety.json, about 12 minutes
+python tools/safety_grid.py choose       what the defaults were chosen from: held-out data, other seeds,
+                                         results/defaults/chosen.json, about 8 minutes
 """
 
 import json
@@ -24,22 +25,24 @@ from fromp.lab.results.environment import environment
 from fromp.lab.results.format import Table, percent
 from fromp.lab.results.metrics import summarise
 from fromp.likelihoods import Likelihood
+from fromp.metrics.divergence import Divergence
+from fromp.metrics.logits import Logits
+from fromp.mixed_past import MixedPast
+from fromp.protocol import Regulariser
 from fromp.regulariser import FROMP
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "defaults"
-SEEDS, SEEDS_TO_CHOOSE = (0, 1, 2), (10, 11)
+SEEDS, SEEDS_TO_CHOOSE = (0, 1, 2, 3, 4), (10, 11)
 
-Regularise = Callable[[nn.Module, Likelihood], FROMP]
+Regularise = Callable[[nn.Module, Likelihood], Regulariser]
 COMPARED: dict[str, Regularise | None] = {
     "plain": None,
-    "jitter 1e-5": partial(FROMP, jitter=1e-5),  # the default of before
-    "defaults": FROMP,
+    "FROMP, jitter 1e-5": partial(FROMP, jitter=1e-5),  # the default of before
+    "FROMP": FROMP,
+    "MixedPast": MixedPast,
 }
-SHARES, PRECISIONS = (0.1, 0.5, 2.0), (1e-3, 1e-1)
-CHOOSING = (
-    ("digits, permuted", "the same, 0 to 255", "reviews"),
-    ("SGD 0.1, momentum 0.9", "AdamW 1e-2, weight decay 0.1"),
-)
+SHARES, PRECISIONS, STRENGTHS = (0.1, 0.5, 2.0), (1e-3, 1e-1), (0.1, 0.5, 2.0)
+CHOSEN_BY = ("SGD 0.1, momentum 0.9", "AdamW 1e-2, weight decay 0.1")
 
 
 def measure(name: str, compared: Mapping[str, Regularise | None], streams: Sequence[str], optimisers: Sequence[str],
@@ -63,16 +66,20 @@ def measure(name: str, compared: Mapping[str, Regularise | None], streams: Seque
 
 
 def choose() -> None:
-    """Held-out scores for several rho at the default delta, and for several delta at the default rho."""
-    name, kept = "chosen.json", prior.SHARE_OF_NOISE
-    measure(name, {"plain": None}, *CHOOSING, SEEDS_TO_CHOOSE, held_out=True)
+    """Held-out scores for several rho and delta of FROMP, and for several metrics and strengths of MixedPast."""
+    among = partial(measure, "chosen.json", streams=list(STREAMS), optimisers=CHOSEN_BY, seeds=SEEDS_TO_CHOOSE,
+                    held_out=True)  # fmt: skip
+    among(compared={"plain": None})
+    kept = prior.SHARE_OF_NOISE
     for share in SHARES:
         prior.SHARE_OF_NOISE = share
-        measure(name, {f"rho {share:g}": FROMP}, *CHOOSING, SEEDS_TO_CHOOSE, held_out=True)
+        among(compared={f"rho {share:g}": FROMP})
     prior.SHARE_OF_NOISE = kept
-    for precision in PRECISIONS:
-        given = partial(FROMP, prior_precision=precision)
-        measure(name, {f"delta {precision:g}": given}, *CHOOSING, SEEDS_TO_CHOOSE, held_out=True)
+    among(compared={f"delta {delta:g}": partial(FROMP, prior_precision=delta) for delta in PRECISIONS})
+    for metric, scale in ((Logits(), 0.1), (Divergence(2.0), 1.0)):
+        for strength in (scale * strength for strength in STRENGTHS):
+            given = partial(MixedPast, metric=metric, strength=strength, present_strength=strength)
+            among(compared={f"{metric}, {strength:g}": given})
 
 
 def _kept(name: str) -> list[dict[str, Any]]:
@@ -106,6 +113,16 @@ def table(found: dict[str, Any]) -> str:
             ]
             rows.append([stream if way == ways[0] else "", way, *cells])
     return Table(["", "", *optimisers], rows).markdown()
+
+
+def choice(found: dict[str, Any]) -> str:
+    """One row per way that was tried on held-out data, one column per optimiser: the mean score over all streams."""
+    scores: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in found["rows"]:
+        scores[row["way"], row["optimiser"]].append(row["score"])
+    ways, optimisers = (list(dict.fromkeys(key[k] for key in scores)) for k in range(2))
+    cells = [[way, *(f"{100 * sum(s) / len(s):.2f}" for s in (scores[way, o] for o in optimisers))] for way in ways]
+    return Table(["", *optimisers], cells).markdown()
 
 
 if __name__ == "__main__":

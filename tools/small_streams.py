@@ -1,21 +1,23 @@
-"""Small streams of real and realistic data, ordinary optimisers, and a plain training loop: what defaults are tried on.
+"""Small streams of real data, ordinary optimisers, and a plain training loop: what defaults are tried on.
 
 Every stream has three tasks and trains for a second. Inputs keep the scale that their source gives where the name says
-so: pixels 0 to 255, measurements from 0.001 to 4,254, sparse counts of words.
+so: pixels 0 to 255, measurements from 0.001 to 4,254, sparse counts of words. Blobs are generated.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy
 import torch
+from opinions import KINDS, sentences
 from sklearn import datasets
+from sklearn.feature_extraction.text import CountVectorizer
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TensorExamples
+from fromp.functional import Functional
 from fromp.lab.benchmarks.streams import Task
 from fromp.lab.benchmarks.toy import TOY_VARIATIONS, Blobs
 from fromp.likelihoods import Categorical, Gaussian, Likelihood
@@ -69,7 +71,7 @@ def learn(
             x, y = tensors(task.train, torch.randint(len(task.train), (BATCH,), generator=draws))
             loss = course.likelihood.nll(_outputs(model, x, task), y).mean()
             if reg is not None:
-                penalty = reg.penalty()
+                penalty = reg.penalty(x) if isinstance(reg, Functional) else reg.penalty()
                 loss = loss + penalty
                 highest = max(highest, float(penalty.detach())) if step % 5 == 0 else highest
             optimizer.zero_grad()
@@ -164,27 +166,17 @@ def _progression(of: _Division) -> Course:
     return Course(of.permuted(_standardised(x), _standardised(y)), partial(mlp, x.shape[1], 32, 1), Gaussian(2.0))
 
 
-def _reviews(of: _Division, words: int = 600, reviews: int = 600) -> Course:
-    """Counts of words in reviews of three kinds of goods: good or bad.
-
-    Word frequencies follow Zipf's law, each kind has topics of its own, 60 words speak for or against everywhere
-    and 80 in that kind alone, some of them the other way round than in another.
-    """
-    random = numpy.random.default_rng(of.seed)
-    frequency = 1 / numpy.arange(1, words + 1)
-    everywhere, tasks = random.choice(numpy.arange(30, words), 60, replace=False), []
-    for kind in range(TASKS):
-        opinion = numpy.zeros(words)
-        opinion[everywhere] = numpy.where(numpy.arange(60) % 2, 0.5, -0.5)
-        opinion[random.choice(numpy.arange(30, words), 80, replace=False)] = numpy.where(
-            numpy.arange(80) % 2, 1.5, -1.5
-        )
-        usual = frequency * numpy.exp(0.7 * random.standard_normal(words))
-        y = numpy.arange(reviews) % 2
-        rates = usual * numpy.exp(numpy.where(y[:, None] == 1, opinion, -opinion))
-        lengths = random.integers(30, 80, reviews)
-        x = random.multinomial(lengths, rates / rates.sum(1, keepdims=True))
-        tasks.append(of.task(f"goods {kind}", torch.tensor(x, dtype=torch.float32), torch.tensor(y)))
+def _opinions(of: _Division, words: int = 600, each: int = 900) -> Course:
+    """Counts of the most frequent words in sentences about films, goods and everyday life: a good or a bad opinion."""
+    kinds = []
+    for kind in KINDS:
+        rows = sentences(kind)
+        kinds.append([row for y in (0, 1) for row in [row for row in rows if row[1] == y][:each]])
+    counter = CountVectorizer(max_features=words).fit([text for rows in kinds for text, _ in rows])
+    tasks = []
+    for kind, rows in zip(KINDS, kinds, strict=True):
+        x = torch.tensor(counter.transform([text for text, _ in rows]).toarray(), dtype=torch.float32)
+        tasks.append(of.task(kind, x, torch.tensor([y for _, y in rows])))
     return Course(tasks, partial(mlp, words, 32, 2), Categorical())
 
 
@@ -195,7 +187,7 @@ STREAMS: dict[str, Callable[[_Division], Course]] = {
     "blobs": _blobs,
     "tumours": _tumours,
     "the same, raw": partial(_tumours, raw=True),
-    "reviews": _reviews,
+    "opinions": _opinions,
     "diabetes": _progression,
 }
 

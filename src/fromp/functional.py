@@ -22,6 +22,7 @@ from fromp.derivatives.model import (
     Picked,
     as_head,
     device_of,
+    dtype_of,
     evaluating,
     named_weights,
     outputs_of_parts,
@@ -30,7 +31,7 @@ from fromp.derivatives.model import (
 from fromp.derivatives.runaway import RunawayWatch
 from fromp.derivatives.watch import WeightWatch, as_fingerprint, check_alike, fingerprint
 from fromp.foundation import inputs, storage
-from fromp.foundation.arrays import Numbers
+from fromp.foundation.arrays import Numbers, as_tensors
 from fromp.foundation.checked import number
 from fromp.foundation.collectives import ALONE, Ranks
 from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
@@ -358,7 +359,7 @@ class Functional(Remembering):
         """The minibatch as the model takes it, under its own arguments and under others."""
         if x is None:
             return Present(None, head)
-        x = self._keep(x, device_of(self._network))
+        x = self._keep(as_tensors(x, dtype_of(self._network)), device_of(self._network))
         given = {**inputs.constants(x), **keywords}
         bare = {name: part for name, part in x.items() if not is_constant(part)} if isinstance(x, Mapping) else x
 

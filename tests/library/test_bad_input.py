@@ -268,3 +268,10 @@ def test_a_folder_of_another_kind(saved):
     (path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
     with pytest.raises(CheckpointError, match="has format 99, this version of fromp reads 2"):
         FROMP.load(path, model)
+
+
+def test_text_is_named_as_text():
+    reg = FROMP(network(), Categorical())
+    with pytest.raises(DataError, match=r"a list of 20 holds text; .* encode it first"):
+        reg.end_task(["a word"] * 20, task()[1])
+    assert reg.memories == ()

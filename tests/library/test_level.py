@@ -329,6 +329,13 @@ def test_a_penalty_that_runs_away_says_so():
         reg.penalty()
 
 
+def test_the_minibatch_may_be_an_array():
+    reg = taught(all_remembered)
+    move(reg.model, 0.1)
+    x = data(2)[0]
+    assert reg.penalty(x.numpy()).item() == reg.penalty(x).item()
+
+
 def test_its_memory_tells_novel_inputs():
     torch.manual_seed(0)
     x = torch.rand(60, 1) * 2 - 1

@@ -166,6 +166,8 @@ def arrange(data: TaskData, more: Sequence[Any], head: Sequence[int] | None) -> 
     rest = list(more)
     if rest and inputs_alone(data):
         data = (data, rest.pop(0))
+    elif rest and isinstance(data, list | tuple) and data and all(isinstance(one, str) for one in data):
+        raise DataError(f"{describe(data)} holds text; a network takes numbers: encode it first, as with a tokenizer.")
     elif rest and (isinstance(rest[0], Tensor) or is_array(rest[0])):
         raise DataError(
             f"{describe(rest[0])} was given beside {describe(data)}, which should hold labels already; give several "
