@@ -76,6 +76,10 @@ def suggest_tau(
 
     taus: those to try; the present one times 0.1, 0.3, 1, 3 and 10 unless given. head, keywords: as for `end_task`.
     """
+    if not isinstance(reg, FROMP):
+        raise FrompError(
+            f"suggest_tau is for FROMP, and {type(reg).__name__} has no tau; try several strengths on held-out data."
+        )
     examples = reg._keep.of(as_examples(held_out, dtype_of(reg._network)), device_of(reg._network))
     if keywords:
         examples = WithKeywords(examples, reg._network, dict(checked_keywords(reg._network, "suggest_tau", keywords)))

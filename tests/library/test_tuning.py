@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fromp import FROMP, Categorical, FrompError, Gaussian, suggest_tau
+from fromp import FROMP, Categorical, FrompError, Gaussian, MixedPast, suggest_tau
 from fromp.foundation.errors import FrompWarning
 
 
@@ -178,3 +178,9 @@ def test_regression():
     found = suggest_tau(reg, train, (x, 3 * x), taus=[0.0, 1.0])
     assert found.nll[0.0][1] < found.nll[1.0][1]
     assert found.nll[0.0][0] > found.nll[1.0][0]
+
+
+def test_another_regulariser_is_named():
+    reg = MixedPast(nn.Linear(2, 2), Categorical(), 4)
+    with pytest.raises(FrompError, match="suggest_tau is for FROMP, and MixedPast has no tau"):
+        suggest_tau(reg, training(*blobs(1)), blobs(1))
