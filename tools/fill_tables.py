@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import batch_norm
+import first_month
+import months
 import profile_step
 import safety_grid
 
@@ -266,7 +268,7 @@ def _boundaries(changes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def measured(results: Path, what: str) -> str:
-    """What a command has measured: `demo`, `quick`, `bench`, `profile` or `detection`."""
+    """What a command has measured: `demo`, `quick`, `first-month`, `bench`, `profile`, `curvature` or `detection`."""
     if what == "detection":
         files = [results / "detection" / f"{name}.json" for name in detectors.TRIALS]
         return detectors.table([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
@@ -282,6 +284,7 @@ def measured(results: Path, what: str) -> str:
         )
     file = {
         "quick": "quick/took.json",
+        "first-month": "first-month/took.json",
         "bench": "bench/bench.json",
         "profile": "bench/profile.json",
         "curvature": "bench/curvature.json",
@@ -289,6 +292,8 @@ def measured(results: Path, what: str) -> str:
     found = json.loads((results / file).read_text(encoding="utf-8"))
     if what == "curvature":
         return curvature_table(found)
+    if what == "first-month":
+        return first_month.text(found)
     machine = "{cores} cores of {processor}".format(**found["environment"])
     if what == "bench":
         return f"Measured on {machine}, torch {found['environment']['torch']}.\n\n{bench_table(found)}"
@@ -304,6 +309,11 @@ def defaults(results: Path, what: str) -> str:
     """What the defaults were measured to do, `safety` or `batch_norm`, and what they were chosen from, `chosen`."""
     found = json.loads((results / "defaults" / f"{what}.json").read_text(encoding="utf-8"))
     return {"safety": safety_grid.table, "chosen": safety_grid.choice, "batch_norm": batch_norm.table}[what](found)
+
+
+def own_months(results: Path, stream: str) -> str:
+    """How good `fromp learn` is on a stream of months, beside other ways: `tumours` or `digits`."""
+    return months.table(json.loads((results / "months" / f"{stream}.json").read_text(encoding="utf-8")))
 
 
 UNCERTAINTY = {  # what `tools/uncertainty.py` measures, and the heading of its column
@@ -330,7 +340,7 @@ def uncertainty(results: Path, kind: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
     "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
-    "measured": measured, "defaults": defaults, "uncertainty": uncertainty,
+    "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty,
 }  # fmt: skip
 
 

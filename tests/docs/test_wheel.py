@@ -1,5 +1,6 @@
-"""The built wheel, installed into an empty environment, runs the README: what is missing from it shows here."""
+"""The built wheel, installed into an empty environment, runs the documents: what is missing from it shows here."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,10 +9,17 @@ import venv
 import zipfile
 from pathlib import Path
 
+import first_month
 import pytest
+from fill_tables import documents
 
 ROOT = Path(__file__).parents[2]
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+COMMAND = re.compile(r"^fromp .+$", re.M)
+PROGRAMS = [
+    *(path for path in documents(ROOT) if PYTHON_BLOCK.search(path.read_text()) and path.name != "integrations.md"),
+    *sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")),
+]  # integrations.md needs the frameworks: tests/integrations runs it
 
 pytestmark = pytest.mark.slow
 
@@ -25,17 +33,17 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory) -> Path:
-    """The interpreter of an environment that holds the wheel, its extra `lab`, and nothing else."""
+    """The interpreter of an environment that holds the wheel, its extras `lab` and `learn`, and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    command = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[lab]"]
+    command = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[lab,learn]"]
     subprocess.run(command, check=True, cwd=folder)
     return python
 
 
 def run(python: Path, *arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"MPLBACKEND": "agg"}
     return subprocess.run(
         [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -52,10 +60,36 @@ def test_it_holds_every_file_of_the_package_and_no_other(wheel):
     assert held == kept
 
 
-def test_the_readme_runs(python, tmp_path):
-    program = "\n".join(PYTHON_BLOCK.findall((ROOT / "README.md").read_text()))
-    done = run(python, "-c", program, folder=tmp_path)
+def program(path: Path) -> str:
+    """The Python blocks of a document, or the code cells of a notebook, as one program."""
+    if path.suffix == ".md":
+        return "\n".join(PYTHON_BLOCK.findall(path.read_text()))
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    return "\n".join("".join(cell["source"]) for cell in cells)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_and_notebooks_run(path, python, tmp_path):
+    (tmp_path / "program.py").write_text(program(path))
+    done = run(python, "program.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_command_line_is_one(python, tmp_path):
+    lines = [line for path in documents(ROOT) for line in COMMAND.findall(path.read_text())]
+    (tmp_path / "lines.json").write_text(json.dumps(lines))
+    text = "import json, shlex; from fromp.lab import cli\n"
+    text += "for line in json.load(open('lines.json')): cli.parse(shlex.split(line, comments=True)[1:])"
+    done = run(python, "-c", text, folder=tmp_path)
+    assert len(lines) > 30
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_first_month_in_the_readmes_words(tmp_path):
+    seconds = first_month.walk(tmp_path)
+    assert {line.split()[1] for line in seconds if line.startswith("fromp")} >= {"learn", "evaluate", "predict"}
+    assert (tmp_path / "churn" / "report.html").stat().st_size > 10_000
+    assert len((tmp_path / "march-predicted.csv").read_text().splitlines()) == 1 + first_month.ROWS
 
 
 def test_the_commands_run_and_report(python, tmp_path):
