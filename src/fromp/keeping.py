@@ -17,7 +17,7 @@ from fromp.foundation.state import State, field
 Transform: TypeAlias = Callable[..., Inputs]
 
 PIECE = 256  # examples that go through a transform at once, so that its activations stay small
-CLOSE = 1e-6  # of a tensor's norm: what the order of a sum may change
+CLOSE = 1e-6  # share of a tensor's norm that the order of a sum may change
 
 
 @final

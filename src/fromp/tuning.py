@@ -21,7 +21,7 @@ from fromp.memory import Memory
 from fromp.prior import FunctionalPrior
 from fromp.regulariser import FROMP
 
-FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of the present tau
+FACTORS = (0.1, 0.3, 1.0, 3.0, 10.0)  # times the present tau
 
 
 @dataclass(frozen=True)

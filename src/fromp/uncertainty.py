@@ -55,7 +55,7 @@ class Uncertainty:
     ) -> None:
         self._model, self._likelihood, self._variance, self._head = model, likelihood, variance, head
         self._prepare, self._memory_budget = prepare, memory_budget
-        self._scale: Tensor | float = 1.0  # of the variance of a label, from `calibrated`
+        self._scale: Tensor | float = 1.0  # multiplies the variance of a label; `calibrated` sets it
         self._points = _joined(memories)
         with evaluating(model), torch.no_grad():
             f = torch.cat([outputs(model, points, head) for points in self._points])
@@ -63,7 +63,7 @@ class Uncertainty:
         rows = [torch.cat([self._kernel(left, right) for right in self._points], -1) for left in self._points]
         k = torch.cat(rows, -2)
         whole = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device) + self._weighted(k)
-        self._factor = torch.linalg.cholesky(whole)  # of I + Lambda^1/2 k Lambda^1/2, which is never singular
+        self._factor = torch.linalg.cholesky(whole)  # I + Lambda^1/2 k Lambda^1/2 is never singular
 
     def latent(self, x: Any) -> Latent:
         """f(x) and s2(x): (b, c), (b, c)."""

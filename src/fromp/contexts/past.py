@@ -26,7 +26,7 @@ class Pool:
     labels: Tensor  # (N, ...)
     columns: Tensor | None  # (N, 1, c) the outputs of each point's head; None for all outputs
     old: Tensor  # (N, c) the outputs of the network at the last task's end
-    num_outputs: int  # of the network, in all heads
+    num_outputs: int  # how many the network has, in all heads
     tasks: tuple[tuple[int, slice], ...]  # each task's place in the sequence, and its points
 
     @classmethod

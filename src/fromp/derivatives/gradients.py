@@ -100,7 +100,7 @@ class OuterSum(Gradient):
 
     g: Tensor
     a: Tensor
-    shape: torch.Size  # of the weight: (groups * out, *in)
+    shape: torch.Size  # the weight's: (groups * out, *in)
 
     def wide(self) -> "OuterSum":
         return OuterSum(_wide(self.g), _wide(self.a), self.shape)

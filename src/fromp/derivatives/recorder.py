@@ -142,7 +142,7 @@ class Recorder(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Call | None:
-        if training:  # of the batch's own statistics: its examples depend on each other
+        if training:  # the batch's own statistics make its examples depend on each other
             return None
         n = F.batch_norm(input.detach(), mean, var, None, None, False, momentum, eps)
         return self._channels(z, n, weight, bias)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fromp.foundation.errors import FrompWarning
 
 BETWEEN_LOOKS = 16  # penalties, of which one is read; on another device than the CPU, when the next one is sent
-RUNAWAY_LOOKS = 3  # in a row that find the penalty too high
+RUNAWAY_LOOKS = 3  # looks in a row that find the penalty too high
 RUNAWAY = 100.0  # times what labels cost a model that gives 0 for everything, or 1 nat
 
 

@@ -15,8 +15,8 @@ from fromp.foundation.errors import CheckpointError, DataError, FrompError, From
 Fingerprint: TypeAlias = dict[str, list[float]]  # mean and norm of each parameter and buffer
 
 STILL_PENALTIES = 200  # after which some weight should have moved
-CLOSE = 0.01  # of a weight's norm: a change of precision moves its mean and norm by less
-SAME = 1e-6  # of a weight's norm: what two machines may differ in when they compute it
+CLOSE = 0.01  # share of a weight's norm: a change of precision moves its mean and norm by less
+SAME = 1e-6  # share of a weight's norm by which two machines may differ when they compute it
 EQUAL = 1e-12  # the same numbers, whatever the number of threads that add them up
 
 

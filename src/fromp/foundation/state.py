@@ -103,7 +103,7 @@ def field(state: Any, key: str, *kinds: type) -> Any:
     """state[key], with an error unless it is there and of one of these types."""
     if not isinstance(state, dict) or key not in state:
         raise CheckpointError(f"the saved state has no '{key}'; restore it from a copy.")
-    value = list(state[key]) if isinstance(state[key], tuple) else state[key]  # as JSON has it
+    value = list(state[key]) if isinstance(state[key], tuple) else state[key]  # JSON has lists
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise CheckpointError(f"the saved '{key}' is {type(value).__name__}, not {names}; restore it from a copy.")

@@ -33,13 +33,13 @@ Converter: TypeAlias = Callable[[dict[str, Tensor], Any], State]
 MANIFEST = "manifest.json"
 LOCK = ".fromp-lock"
 FORMAT = 2
-RETRIES = 100  # of a reader that meets a writer
+RETRIES = 100  # how often a reader that meets a writer tries again
 LARGEST_MANIFEST = 2**20  # bytes
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 FILE = re.compile(r"(tensors-[0-9a-f]{16}\.safetensors|state-[0-9a-f]{16}\.json)")
 TEMPORARY = re.compile(r"\.(tensors-|state-|manifest\.json).*\.tmp")
-DTYPES = {  # by their names in safetensors
+DTYPES = {  # the keys are the names in safetensors
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
@@ -61,7 +61,7 @@ def write(folder: str | os.PathLike, kind: str, state: State) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(folder):
             before = _own_files(folder, kind)
-            for stale in folder.glob(".*.tmp"):  # of a writer that has died: no other one holds the lock
+            for stale in folder.glob(".*.tmp"):  # a writer that has died left it: no other one holds the lock
                 if TEMPORARY.fullmatch(stale.name):
                     stale.unlink(missing_ok=True)
             files = {}
@@ -177,7 +177,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock()
         yield
     finally:
-        os.close(file)  # which unlocks it
+        os.close(file)  # this unlocks it
 
 
 def serialise(tensors: dict[str, Tensor]) -> bytes:

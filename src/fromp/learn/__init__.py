@@ -15,7 +15,7 @@ COMMANDS = (
     "forget",
     "merge",
     "upgrade",
-)  # which need the extra `learn` alone
+)  # they need the extra `learn` alone
 
 
 def __getattr__(name: str) -> Any:

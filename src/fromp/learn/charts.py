@@ -7,7 +7,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 600, 280
 LEFT, RIGHT, TOP, BOTTOM = 46, 588, 12, 244
 MOST_TICKS = 8  # names under the axis
-LEAST_SPAN = 10.0  # of an axis that ends at a given value, so that noise does not look like change
+LEAST_SPAN = 10.0  # what an axis with a given end spans at least, so that noise does not look like change
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")  # Okabe and Ito's
 
 

@@ -33,7 +33,7 @@ class Encoder(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one example's numbers."""
+        """The shape of one example's numbers."""
 
     @abstractmethod
     def encode(self, origin: str, column: Column, counts: Counts) -> Tensor:

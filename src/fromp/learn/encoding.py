@@ -56,7 +56,7 @@ class Encoding:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example's inputs: (channels, height, width) of images, else (width,)."""
+        """The shape of one example's inputs: (channels, height, width) of images, else (width,)."""
         if len(self.encoders[0].shape) == 3:
             return self.encoders[0].shape
         return (sum(encoder.shape[0] for encoder in self.encoders),)

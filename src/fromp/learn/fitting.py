@@ -61,7 +61,7 @@ def fit(reg: Held, x: Tensor, y: Tensor, epochs: int, seed: int, watch: Callable
     steps = epochs * math.ceil(len(x) / size)
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, weight_decay=WEIGHT_DECAY)
     model.train()
-    with torch.random.fork_rng(devices=[]):  # of dropout
+    with torch.random.fork_rng(devices=[]):  # dropout draws from it
         torch.manual_seed(seed)
         for step, batch in zip(range(steps), _minibatches(len(x), size, seed), strict=False):
             loss = reg.likelihood.nll(outputs(model, x[batch]), y[batch]).mean() + reg.penalty()

@@ -104,7 +104,7 @@ def _matrix(saved: Saved) -> list[dict[str, Any]]:
 
 
 def _remembered(saved: Saved, reg: FROMP) -> list[dict[str, Any]]:
-    """Of each month some examples of every class, the highest scores first: as images, or as rows of a table."""
+    """Some examples of every class and month, the highest scores first: as images, or as rows of a table."""
     inspection, memories, found = inspected(saved, reg), iter(reg.memories), []
     for month, row in zip(saved.months, inspection.rows, strict=True):
         shown: dict[str, Any] = {

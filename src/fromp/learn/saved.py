@@ -26,7 +26,7 @@ class Month:
 
     name: str
     source: str  # where its file was
-    encoding: str  # of the text in it
+    encoding: str  # how text is written in it
     digest: str  # SHA-256 by which the file is known again
     rows: int
     held_out: int

@@ -14,7 +14,7 @@ from torch import Tensor
 from fromp.foundation.errors import DataError
 from fromp.reading.csv_rows import read_rows
 
-MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "-nan", "#n/a"))  # in lower case
+MISSING = frozenset(("", "na", "n/a", "nan", "null", "none", "-nan", "#n/a"))  # all in lower case
 SEPARATORS = ",;\t|"
 
 
@@ -75,7 +75,7 @@ class Table:
 
     origin: str
     columns: Mapping[str, Column]
-    label: str | None = None  # of a file that has its own name for it
+    label: str | None = None  # None if the file has no name for it
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -137,7 +137,7 @@ def _separator(first_line: str) -> str:
 
 
 def _number(cell: str) -> float:
-    if "_" in cell:  # which Python allows between digits
+    if "_" in cell:  # Python allows it between digits
         raise ValueError
     return float(cell)
 

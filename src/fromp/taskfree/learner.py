@@ -84,7 +84,7 @@ class TaskFree:
         self.detector = Calibrated() if detector is None else detector
         self.reservoir = Reservoir(reservoir, seed)
         self.boundaries: list[Boundary] = []
-        self.verdict = Verdict.SAME  # for the last minibatch
+        self.verdict = Verdict.SAME  # the last minibatch's
         self.loss = Loss(torch.zeros(()), torch.zeros(()))  # loss of the last step
         self._seen, self._age = 0, 0  # minibatches in all, and in the current task
         self._held: list[Batch] = []

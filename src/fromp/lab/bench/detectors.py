@@ -36,7 +36,7 @@ from fromp.taskfree.learner import TaskFree
 
 BATCH_SIZE = 128
 MOST_ALARMS = 40  # after which a trial is over: every one of them is a task to remember, and makes a step slower
-COSTS = ("cost", "first_task_cost", "sample_cost")  # of detection, of detection in the first task, of the sample
+COSTS = ("cost", "first_task_cost", "sample_cost")  # detection, detection in the first task, the sample
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Stopwatch:
 def main(
     out: Path, trials: Sequence[str], detectors: Sequence[str], seeds: int, dataset: str = "mnist", share: float = 1.0
 ) -> None:
-    """Try every detector on every stream, those apart that `out` has already; a file a stream, and one table."""
+    """Try every detector on every stream, those apart that `out` has already; one file per stream, and one table."""
     for trial in trials:
         require_known("stream", trial, TRIALS)
     for detector in detectors:

@@ -5,11 +5,11 @@ from typing import Any
 from fromp.lab.bench.memory import CASES
 
 STEPS = (
-    "| network | past tasks | step / plain Adam, as many samples | two past tasks a step | slow twin / step |\n"
+    "| network | past tasks | step / plain Adam, as many samples | two past tasks per step | slow twin / step |\n"
     "|---|---:|---:|---:|---:|"
 )
 CURVATURE = (
-    "\n| network | GGN / one backward pass a class over its examples | kernels of a task / the same over memory |\n"
+    "\n| network | GGN / one backward pass per class over its examples | kernels of a task / the same over memory |\n"
     "|---|---:|---:|"
 )
 MEMORY = "\n| growth of peak memory, MB | " + " | ".join(CASES) + " |\n|---|" + "---:|" * len(CASES)

@@ -33,7 +33,7 @@ class Benchmark:
     name: str
     title: str
     tasks: int
-    stream: Callable[[int], Stream]  # by seed
+    stream: Callable[[int], Stream]  # makes the stream of a seed
     network: Network
     memory: int  # examples kept of each task, by methods that keep any
     training: Training

@@ -43,7 +43,7 @@ CIFAR10_TEST_DIGEST = "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480
 CIFAR100_TRAIN_DIGEST = "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"
 CIFAR100_TEST_DIGEST = "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"
 
-PIXELS = 3 * 32 * 32  # of a CIFAR image
+PIXELS = 3 * 32 * 32  # numbers in a CIFAR image
 BATCH = 10_000  # images in each of CIFAR-10's files
 LONGEST_LABELS = 2**20  # bytes of a list of CIFAR-10's labels
 

@@ -16,7 +16,7 @@ from fromp.foundation.storage import open_file
 DEPTH = 3
 LARGEST = 2**28  # bytes of one file; the largest published one has 153,700,000
 LARGEST_ARCHIVE = 2**29  # bytes of all that an archive unpacks to; the largest published one has 184,380,000
-MOST_MEMBERS = 10_000  # of an archive
+MOST_MEMBERS = 10_000  # files in an archive
 LONGEST_HEADER = 2**16  # bytes of anything in an archive that is no file, such as a long name
 OPENERS: dict[str, Callable] = {"": lambda file: file, ".gz": gzip.open, ".xz": lzma.open}
 DAMAGE = (

@@ -181,7 +181,7 @@ def _stack(dataset: Any) -> Labelled:
         inputs.append(x)
         labels.append(y)
     if not inputs:
-        raise DataError(f"the {type(dataset).__name__} is empty; give at least 3 examples a class.")
+        raise DataError(f"the {type(dataset).__name__} is empty; give at least 3 examples per class.")
     return _inputs(torch.stack(inputs), type(dataset).__name__), labels
 
 

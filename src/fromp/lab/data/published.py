@@ -25,7 +25,7 @@ from fromp.lab.data.find import CanonicalFile, first_of, holds, read_files
 from fromp.lab.data.sources import Progress, Source
 
 FOLDER_VARIABLE = "FROMP_DATA"
-FORMAT = "1"  # of the files in the cache
+FORMAT = "1"  # the form of the files in the cache
 
 
 @dataclass(frozen=True)

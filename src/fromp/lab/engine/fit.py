@@ -31,7 +31,7 @@ class Fit:
         self.num_steps = settings.epochs * self._batches.steps_per_epoch
         self.optimizer = optimizer or method.optimizer(settings)
         self.step, self.loss = 0, Loss(torch.zeros(()), torch.zeros(()))
-        self.largest_norm = -math.inf  # of the gradient before clipping; infinite if not measured
+        self.largest_norm = -math.inf  # the gradient's, before clipping; infinite if not measured
 
     def steps(self) -> Iterator[int]:
         """Train from the current step to the last, yielding the number of steps done."""

@@ -235,7 +235,7 @@ def _learn_and_tell(execution: Execution, jobs: list[Job], job: Job) -> int:
 
 def _learn_one(execution: Execution, job: Job, show: Callable[[Progress], None]) -> int:
     path = seed_folder(job.out, job.seed)
-    with exclusive_folder(path):  # beside the lock on all seeds: a worker may outlive the process that holds that one
+    with exclusive_folder(path):  # a second lock: a worker may outlive the process that holds the one on all seeds
         return _learn_in(path, execution, job, show)
 
 

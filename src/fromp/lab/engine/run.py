@@ -76,7 +76,7 @@ class Run:
         self.steps: list[int] = []  # steps of each task
         self.threads: list[int | None] = []  # per task; None if they changed within it, or if another run learned it
         self.norms: list[float | None] = []  # largest norm of the gradient in each task, if it is clipped
-        self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # of the current task
+        self._elapsed, self._threads = 0.0, None  # type: tuple[float, int | None]  # both are about the current task
         self._first_task = None
         if first_task is not None and self.method.starts_plain:
             self._first_task = FirstTask(first_task, plan, seed)

@@ -46,7 +46,7 @@ def tune(plans: Mapping[str, Plan], seeds: Sequence[int], out: Path, execution: 
     selection.write(out, out)
     found = {name: store.read(out / name) for name in plans if (out / name / store.RESULTS).exists()}
     means = {name: summary.mean for name in found if (summary := found[name].summary("average_accuracy"))}
-    best = sorted(means, key=lambda name: means[name], reverse=True)  # without those that have failed
+    best = sorted(means, key=lambda name: means[name], reverse=True)  # those that have failed are left out
     table = results_table([found[name] for name in best], best)
     console.print(table.terminal("accuracy on held-out training data"))
     return code

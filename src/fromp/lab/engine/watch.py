@@ -149,7 +149,7 @@ class Board:
 
     def __enter__(self) -> Self:
         for folder in self._folders.values():
-            (folder / POST).unlink(missing_ok=True)  # of an earlier run
+            (folder / POST).unlink(missing_ok=True)  # an earlier run may have left it
         self._bars.__enter__()
         self._thread.start()
         return self

@@ -74,7 +74,7 @@ class State:
     done: int
     again: int  # to be learned once more, because their snapshots are not here
     different: tuple[str, ...]  # settings of what lies in the folder that are not those wanted
-    seconds: float | None  # for what is missing, if that can be said
+    seconds: float | None  # what is missing takes them; None if that cannot be said
 
     @property
     def complete(self) -> bool:

@@ -29,7 +29,7 @@ from fromp.lab.results.store import HEADS
 from fromp.lab.settings import as_text
 from fromp.learn import pages
 
-PICTURE_DPI = 170  # for a single boundary; beside others it is shown at half the size
+PICTURE_DPI = 170  # a single boundary; beside others it is shown at half the size
 OF_A_STEP = "A task's time over its steps, the work at its end and the tests included."
 TRANSFERS: dict[Metric, Mapping[tuple[str, str], Reported]] = {
     "backward_transfer": published.BACKWARD_TRANSFER, "forward_transfer": published.FORWARD_TRANSFER, "forgetting": {}
@@ -52,7 +52,7 @@ class Chart(NamedTuple):
     title: str
     caption: str
     picture: str  # its address
-    label: str  # for those who cannot see it
+    label: str  # read aloud to those who cannot see it
 
 
 fill = partial(pages.fill, package="fromp.lab.report")

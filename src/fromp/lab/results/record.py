@@ -115,7 +115,7 @@ class Snapshot:
 class Trace:
     """The detector's statistics at each minibatch of a task-free run."""
 
-    values: dict[str, Tensor]  # by the statistic's name
+    values: dict[str, Tensor]  # the keys are the statistics' names
     true: list[int]
     found: list[int]
 
@@ -127,7 +127,7 @@ class Experiment:
     path: Path  # its folder
     benchmark: str
     method: str
-    settings: dict[str, Any]  # as recorded
+    settings: dict[str, Any]  # what was recorded
     environment: dict[str, Any]
     recorded: list[SeedResult]
     name: str = ""  # what distinguishes it from others: the method, or the folder

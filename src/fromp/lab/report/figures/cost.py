@@ -21,7 +21,7 @@ def step_cost(rows: Sequence[Mapping[str, Any]]) -> Figure:
         lines = {
             "plain": "plain Adam, as many samples",
             "fromp": "all past tasks",
-            "two tasks a step": "two drawn a step",
+            "two tasks a step": "two drawn per step",
         }
         for k, (case, label) in enumerate(lines.items()):
             milliseconds = [1e3 * row["seconds"][case] for row in own]
@@ -30,6 +30,6 @@ def step_cost(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set_xlabel(f"past tasks ({network})")
         axes.set_ylim(bottom=0)
         if index == 0:
-            axes.set_ylabel("ms a step")
+            axes.set_ylabel("ms per step")
     figure.legend(loc="outside lower center", ncols=3, columnspacing=1.2)
     return figure
