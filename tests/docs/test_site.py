@@ -1,5 +1,6 @@
 """The documentation site: links that lead somewhere there too, and a build without a warning."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,15 @@ ROOT = Path(__file__).parents[2]
 )
 def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
     assert site_pages.rewritten(text, page) == expected
+
+
+def test_every_page_has_its_place():
+    """In `nav` of mkdocs.yml stands every document, and nothing that is not there."""
+    nav = re.split(r"^nav:$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)[1]
+    placed = set(re.findall(r": (\S+\.md)$", nav, re.M)) - {"reference.md"}
+    documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    notebooks = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")}
+    assert placed == {site_pages.page_of(path) for path in {*documents, *notebooks, *site_pages.BESIDE}}
 
 
 def test_a_notebook_becomes_a_page_with_its_outputs():
