@@ -17,6 +17,7 @@ import fromp
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
+CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
@@ -39,7 +40,7 @@ def source_of(page: str) -> str:
 
 
 def rewritten(text: str, page: str) -> str:
-    """The links of a page, as the site needs them."""
+    """The links of a page, as the site needs them; code stays as it is."""
     here = posixpath.dirname(source_of(page))
 
     def link(match: re.Match[str]) -> str:
@@ -52,7 +53,7 @@ def rewritten(text: str, page: str) -> str:
             return label
         return f"{image}[{label}]({posixpath.relpath(target, posixpath.dirname(page) or '.')}{mark}{anchor})"
 
-    return LINK.sub(link, text)
+    return "".join(part if CODE.fullmatch(part) else LINK.sub(link, part) for part in CODE.split(text))
 
 
 def notebook(path: Path) -> str:

@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[2]
         ("results/toy/README.md", "[back](../../docs/lab/results.md)", "[back](../../lab/results.md)"),
         ("library/method.md", "[paper](https://arxiv.org/abs/2004.14070)", "[paper](https://arxiv.org/abs/2004.14070)"),
         ("library/method.md", "[above](#the-loop)", "[above](#the-loop)"),
+        ("library/method.md", "```python\nf[k](x)\n```\n[code](../../src/a.py)", "```python\nf[k](x)\n```\ncode"),
+        ("library/method.md", "`f[k](x)` and [code](../../src/a.py)", "`f[k](x)` and code"),
     ],
 )
 def test_links_of_the_repository_become_links_of_the_site(page, text, expected):
