@@ -158,6 +158,7 @@ def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], execution: Executio
             return list(parallel(delayed(_on_one_core)(one, job) for job in jobs))
         except _Terminated:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
+            print("  terminated; what was saved is kept. Run the same command again to resume.", file=sys.stderr)
             return [128 + signal.SIGTERM]
 
 
@@ -254,7 +255,8 @@ def _learn_in(path: Path, execution: Execution, job: Job, show: Callable[[Progre
                 log(progress)
         store.record(out, plan, run.result())
     except Interrupted as stop:
-        print(f"  seed {seed}: saved; run the same command again to resume", file=sys.stderr)
+        if not isinstance(show, Posting):  # its lines are drawn by another process, which says so itself
+            print(f"  seed {seed}: saved; run the same command again to resume", file=sys.stderr)
         return 128 + stop.number
     return 0
 
