@@ -80,8 +80,8 @@ def text(found: dict[str, Any]) -> str:
     machine = "{cores} cores of {processor}".format(**found["environment"])
     busy = f", busy with other work at a load of {found['load']:.0f}" if found["load"] > BUSY else ""
     return (
-        f"From an empty environment, on {machine}{busy}: {install:.0f} seconds to install, {first:.0f} for a first month "
-        f"of {found['rows']:,} rows."
+        f"From an empty environment, on {machine}{busy}: {install:.0f} seconds to install, {first:.0f} for a first "
+        f"month of {found['rows']:,} rows."
     )
 
 
