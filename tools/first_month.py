@@ -66,7 +66,7 @@ def walk(folder: Path) -> dict[str, Any]:
         start = time.monotonic()
         line = shlex.join(words)
         if words[:2] == ["pip", "install"]:  # the wheel in place of the clone, and the CPU build of torch
-            words = [scripts / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt",
+            words = [str(scripts / "python"), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"),
                      words[2].replace(".", str(wheel), 1)]  # fmt: skip
         run([scripts / "fromp", *words[1:]] if words[0] == "fromp" else words, env=own)
         seconds[line] = time.monotonic() - start
