@@ -370,3 +370,19 @@ def test_a_results_file_of_another_form(tmp_path):
     for content in ("[" * 100_000, '{"runs": ' + "9" * 5000 + "}", b"\xff\xfe", "null"):
         (tmp_path / "results.json").write_bytes(content if isinstance(content, bytes) else content.encode())
         refused(lambda: store.read(tmp_path), "results.json is damaged", error=FrompError)
+
+
+def test_a_picture_that_is_broken_in_the_middle_is_refused(tmp_path):
+    """Pillow raises SyntaxError where a chunk's name is no name."""
+    stream = io.BytesIO()
+    Image.new("RGB", (1024, 2)).save(stream, "PNG")
+    data = stream.getvalue()
+    start = data.index(b"IDAT") + 4
+    size = int.from_bytes(data[start - 8 : start - 4], "big")
+    head, pixels = data[: start - 8], data[start : start + size // 2]
+    cut = len(pixels).to_bytes(4, "big") + b"IDAT" + pixels + zlib.crc32(b"IDAT" + pixels).to_bytes(4, "big")
+    (tmp_path / "a.png").write_bytes(head + cut + bytes(4) + b"IE\xca]" + bytes(4))
+    (tmp_path / "a.json").write_bytes(b"[1, 2]")
+    recipe = Recipe(("a.png", "a.json"), lambda png, labels: _cifar10_records(png, labels, 0))
+    files = (CanonicalFile("a.bin", "0" * 64, (recipe,)),)
+    refused(lambda: read_files(tmp_path, files, (), tmp_path / "s", frozenset()), "a.png cannot be read")

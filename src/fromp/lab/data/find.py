@@ -144,7 +144,7 @@ def _read_file(file: CanonicalFile, locations: list[Path], others: frozenset[str
 def _build(location: Path, recipe: Recipe) -> bytes:
     try:
         return recipe.build(*(_read(location, name) for name in recipe.names))
-    except DAMAGE as error:
+    except Exception as error:  # Pillow raises nearly anything, also SyntaxError
         raise DataError(f"{location / recipe.names[0]} cannot be read: {error}") from error
 
 

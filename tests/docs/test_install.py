@@ -1,0 +1,69 @@
+"""What an install brings, beside what torch needs itself; and versions with known incidents, which are excluded."""
+
+import re
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+BRINGS = {
+    "lab": "annotated-types attrs cloudpickle contourpy cycler cyclopts docstring-parser fonttools joblib kiwisolver "
+    "markdown-it-py matplotlib mdurl narwhals numpy packaging pillow pydantic pydantic-core pygments pyparsing "
+    "python-dateutil rich rich-rst scikit-learn scipy six threadpoolctl typing-inspection tzdata",
+    "learn": "attrs cyclopts docstring-parser markdown-it-py mdurl numpy pillow pyarrow pygments rich rich-rst",
+}
+INCIDENTS = {  # the first version without it
+    "torch": "2.6.0",  # CVE-2025-32434: torch.load(weights_only=True) ran code
+    "pillow": "10.3.0",  # CVE-2023-50447, CVE-2024-28219
+    "pyarrow": "14.0.1",  # CVE-2023-47248: reading a file ran code
+    "jinja2": "3.1.6",  # CVE-2025-27516
+    "scikit-learn": "1.5.0",  # CVE-2024-5206
+    "joblib": "1.2.0",  # CVE-2022-21797
+    "filelock": "3.20.3",  # CVE-2025-68146, CVE-2026-22701: a planted link was followed
+    "pydantic": "2.4.0",  # CVE-2024-3772
+    "lightning": "2.6.6",  # two earlier releases carried foreign code
+}
+
+
+def brought(lines: list[str]) -> set[str]:
+    """Every package that these requirements bring, by name."""
+    found: set[str] = set()
+    seen, waiting = set(), [Requirement(line) for line in lines]
+    while waiting:
+        one = waiting.pop()
+        name = re.sub("[-_.]+", "-", one.name).lower()
+        if (name, *sorted(one.extras)) in seen:
+            continue
+        seen.add((name, *sorted(one.extras)))
+        found.add(name)
+        for line in requires(one.name) or ():
+            further = Requirement(line)
+            if any(further.marker is None or further.marker.evaluate({"extra": e}) for e in one.extras or {""}):
+                waiting.append(further)
+    return found
+
+
+def test_the_library_brings_two_packages():
+    assert [Requirement(line).name for line in PROJECT["dependencies"]] == ["torch", "safetensors"]
+    assert brought(PROJECT["dependencies"]) - brought(["torch"]) == {"safetensors"}
+
+
+@pytest.mark.parametrize("extra", BRINGS)
+def test_an_extra_brings_what_is_listed(extra):
+    new = brought(EXTRAS[extra]) - brought(["torch"])
+    assert new <= set(BRINGS[extra].split()), f"not listed: {new - set(BRINGS[extra].split())}"
+    assert len(new) >= len(BRINGS[extra].split()) - 3  # some come only with some versions
+
+
+def test_versions_with_known_incidents_are_excluded():
+    for line in [*PROJECT["dependencies"], *(line for extra in EXTRAS.values() for line in extra)]:
+        one = Requirement(line)
+        if first := INCIDENTS.get(one.name):
+            lowest = [Version(part.version) for part in one.specifier if part.operator == ">="]
+            assert lowest, f"{line} has no lower bound"
+            assert lowest[0] >= Version(first), f"{line} allows versions before {first}"
