@@ -22,7 +22,7 @@ from reliability.report import keep
 def living() -> int:
     """How many tensors there are in the process."""
     gc.collect()
-    return sum(isinstance(thing, Tensor) for thing in gc.get_objects())
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
 def resident() -> int:
@@ -37,7 +37,9 @@ def campaign(tasks: int) -> tuple[dict[str, Any], list[str]]:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     reg = FROMP(model, Categorical(), memory_size=2, refresh=never)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    rows, findings, every = [], [], max(1, tasks // 10)
+    findings: list[str] = []
+    rows: list[dict[str, Any]] = []
+    every = max(1, tasks // 10)
     for task in range(tasks):
         x, y = torch.randn(10, 4) + task % 7, torch.arange(10) % 2
         optimizer.zero_grad()
@@ -71,7 +73,7 @@ def campaign(tasks: int) -> tuple[dict[str, Any], list[str]]:
     if (more := len(os.listdir("/proc/self/fd")) - files) > 0:
         findings.append(f"{more} files stay open")
     before = rows[-2]
-    for task in range(last["tasks"] - 1, before["tasks"] - 1, -1):
+    for task in reversed(range(before["tasks"], last["tasks"])):
         reg.forget(task)
     if (left := living()) > before["tensors"] + 5:
         findings.append(f"{left - before['tensors']} tensors are left of {every} tasks that were forgotten")

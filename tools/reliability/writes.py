@@ -21,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -220,7 +221,7 @@ def campaign(names: Sequence[str] = tuple(WORKS), every: int = 1) -> tuple[dict[
             before.mkdir(parents=True)
             work.prepare(before)
             shutil.copytree(before, whole)
-            _, said = in_process(lambda work=work, whole=whole: _counted(work, whole))
+            _, said = in_process(partial(_counted, work, whole))
             calls, final = int(said), work.says(whole)
             first = work.says(before) if any(before.iterdir()) else None
             counts = Counter[str]()
@@ -246,7 +247,7 @@ def campaign(names: Sequence[str] = tuple(WORKS), every: int = 1) -> tuple[dict[
                             findings.append(f"{what}: the folder says {middle}, not {first} or {final}")
                     except Exception as error:
                         findings.append(f"{what}: cannot be read afterwards: {error!r}"[:400])
-                    code, said = in_process(lambda work=work, folder=folder: work.do(folder))
+                    code, said = in_process(partial(work.do, folder))
                     if code != OURS or said != "None" or (end := work.says(folder)) != final:
                         findings.append(
                             f"{what}: doing it again ends with {code} {said[:300]}, {end if code == OURS else ''}"

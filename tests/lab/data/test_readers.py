@@ -1,4 +1,4 @@
-"""Every reader under Hypothesis: it reads changed bytes or refuses them in our words (`tools/reliability/readers.py`)."""
+"""Every reader under Hypothesis: changed bytes are read, or refused in our words. `tools/reliability/readers.py`."""
 
 import pytest
 
