@@ -19,10 +19,11 @@ import first_month
 import months
 import profile_step
 import safety_grid
+import text_stream
 
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
-from fromp.lab.bench import detectors
+from fromp.lab.bench import detectors, ranks
 from fromp.lab.bench.curvature import table as curvature_table
 from fromp.lab.bench.table import table as bench_table
 from fromp.lab.benchmarks.networks import MLP
@@ -268,7 +269,7 @@ def _boundaries(changes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def measured(results: Path, what: str) -> str:
-    """What a command has measured: `demo`, `quick`, `first-month`, `bench`, `profile`, `curvature` or `detection`."""
+    """What a command has measured: `demo`, `quick`, `first-month`, `bench`, `profile`, `curvature`, `ranks`, `detection`."""
     if what == "detection":
         files = [results / "detection" / f"{name}.json" for name in detectors.TRIALS]
         return detectors.table([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
@@ -288,12 +289,15 @@ def measured(results: Path, what: str) -> str:
         "bench": "bench/bench.json",
         "profile": "bench/profile.json",
         "curvature": "bench/curvature.json",
+        "ranks": "bench/ranks.json",
     }[what]
     found = json.loads((results / file).read_text(encoding="utf-8"))
     if what == "curvature":
         return curvature_table(found)
     if what == "first-month":
         return first_month.text(found)
+    if what == "ranks":
+        return ranks.table(found)
     machine = "{cores} cores of {processor}".format(**found["environment"])
     if what == "bench":
         return f"Measured on {machine}, torch {found['environment']['torch']}.\n\n{bench_table(found)}"
@@ -314,6 +318,11 @@ def defaults(results: Path, what: str) -> str:
 def own_months(results: Path, stream: str) -> str:
     """How good `fromp learn` is on a stream of months, beside other ways: `tumours` or `digits`."""
     return months.table(json.loads((results / "months" / f"{stream}.json").read_text(encoding="utf-8")))
+
+
+def text(results: Path) -> str:
+    """What became of a pre-trained encoder on the stream of `tools/text_stream.py`."""
+    return text_stream.table(results / "text")
 
 
 UNCERTAINTY = {  # what `tools/uncertainty.py` measures, and the heading of its column
@@ -340,7 +349,7 @@ def uncertainty(results: Path, kind: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
     "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
-    "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty,
+    "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty, "text": text,
 }  # fmt: skip
 
 
