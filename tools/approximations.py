@@ -64,9 +64,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "4-von": {"update": "von"},
     "5-layers": {"covariance": "layers"},
     "5-whole": {"covariance": "whole"},
+    "5-whole-weaker": {"covariance": "whole", "tau": 0.01},
     "5-kronecker": {"covariance": "kronecker"},
     "5-last-layer": {"covariance": "whole", "weights": "last-layer"},
     "kernel-last-layer": {"weights": "last-layer"},
+    "kernel-last-layer-weaker": {"weights": "last-layer", "tau": 0.01},
     "v-tenth": {"curvature_share": 0.1},
     "v-hundredth": {"curvature_share": 0.01},
 }
@@ -83,9 +85,11 @@ TITLES = {
     "4-von": "4: VON, w drawn",
     "5-layers": "5: covariance exact within layers",
     "5-whole": "5: covariance exact",
+    "5-whole-weaker": "the same, tau = 0.01",
     "5-kronecker": "5: covariance Kronecker-factored",
     "5-last-layer": "5: exact, over the last layer alone",
     "kernel-last-layer": "diagonal, over the last layer alone",
+    "kernel-last-layer-weaker": "the same, tau = 0.01",
     "v-tenth": "v from a tenth of the data",
     "v-hundredth": "v from a hundredth of the data",
 }
@@ -225,7 +229,9 @@ def table(found: dict[str, Any]) -> str:
         runs = found["variants"].get(name, {}).get("runs", [])
         if runs:
             cells = [_over_seeds(runs, key, factor, digits) for key, factor, digits in COLUMNS]
-            rows.append([title, *cells, str(len(runs))])
+            own = found["variants"][name]["settings"]
+            chosen = f" (lr {own['lr']:g}, delta {own['prior_precision']:g})" if "update" in own else ""
+            rows.append([title + chosen, *cells, str(len(runs))])
     heads = ("accuracy", "BWT", "ECE", "NLL", "seconds", "MiB kept", "seeds")
     return Table([f"`{found['benchmark']}`", *heads], rows).markdown()
 
@@ -241,15 +247,16 @@ def prior_table(found: dict[str, Any]) -> str:
 
 def points_table(found: dict[str, Any]) -> str:
     """Average accuracy by the choice of points and their number, and how far examples are from them."""
-    runs = {tuple(name.split()): entry["runs"] for name, entry in found["variants"].items() if entry["runs"]}
-    sizes = list(dict.fromkeys(size for _, size in runs))
+    seeds = max(len(entry["runs"]) for entry in found["variants"].values())
+    complete = {name: entry["runs"] for name, entry in found["variants"].items() if len(entry["runs"]) == seeds}
+    runs = {tuple(name.split()): own for name, own in complete.items()}
+    sizes = [size for size in dict.fromkeys(size for _, size in runs) if all((name, size) in runs for name in POINTS)]
     rows = []
     for name in POINTS:
-        cells = [runs.get((name, size), []) for size in sizes]
-        accuracy = [_over_seeds(one, "accuracy", 100, 1) if one else "–" for one in cells]
-        gaps = [f"{sum(r['gap'] for r in one) / len(one):.2f}" if one else "–" for one in cells]
+        cells = [runs[name, size] for size in sizes]
+        accuracy = [_over_seeds(one, "accuracy", 100, 1) for one in cells]
+        gaps = [f"{sum(r['gap'] for r in one) / len(one):.2f}" for one in cells]
         rows.append([f"`{name}`", *accuracy, *gaps])
-    seeds = max(len(one) for one in runs.values())
     heads = [f"{size} points" for size in sizes] + [f"gap, {size}" for size in sizes]
     return Table([f"`{found['benchmark']}`, {seeds} seeds", *heads], rows).markdown()
 

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import approximations
 import batch_norm
 import first_month
 import months
@@ -346,10 +347,19 @@ def uncertainty(results: Path, kind: str) -> str:
     return Table(["", *columns.values()], rows).markdown()
 
 
+def relaxed(results: Path, what: str) -> str:
+    """What `tools/approximations.py` has measured: a benchmark, a benchmark's points, or `functional-prior`."""
+    found = json.loads((results / "approximations" / f"{what}.json").read_text(encoding="utf-8"))
+    if what == "functional-prior":
+        return approximations.prior_table(found)
+    return (approximations.points_table if what.endswith("-points") else approximations.table)(found)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
     "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
     "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty, "text": text,
+    "relaxed": relaxed,
 }  # fmt: skip
 
 

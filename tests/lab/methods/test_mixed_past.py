@@ -5,8 +5,11 @@ import torch
 from oracles.small import HEADS, data, move, network
 from torch import nn
 
-from fromp import Categorical, MixedPast
+from fromp import Categorical, FrompError, MixedPast
+from fromp.lab.benchmarks.catalogue import benchmark
+from fromp.lab.engine.run import run_of
 from fromp.lab.methods.mixed_past import AtPresentBatch
+from fromp.lab.results.plan import Plan
 
 
 @pytest.mark.parametrize("noisy", [False, True], ids=["one pass", "dropout"])
@@ -28,3 +31,20 @@ def test_a_step_descends_the_loss_of_three_lines(noisy):
     torch.manual_seed(1)
     assert loss.data.item() == method.data_loss([(x, y, HEADS[2])]).item()
     assert loss.penalty.item() == pytest.approx(method.regulariser.penalty(x, HEADS[2]).item(), rel=1e-12)
+
+
+def test_it_learns_where_boundaries_are_not_given(tmp_path):
+    """The same stream with and without them; the penalty of one head needs no minibatch."""
+    changes = {"tasks": 2, "epochs": 3, "lr": 0.03, "schedule": "constant"}
+    found = Plan.of("toy", "mixed-past", **changes, boundaries="calibrated")
+    run = run_of(found, benchmark("toy"), 0, tmp_path / "found")
+    boundaries = run.complete().boundaries
+    assert (boundaries["misses"], boundaries["false_alarms"]) == (0, 0)
+    assert [len(memory) for memory in run.method.memories] == [20]
+    assert run.method.regulariser.penalty().item() > 0
+
+
+def test_points_that_need_all_data_are_refused_where_boundaries_are_found(tmp_path):
+    plan = Plan.of("toy", "mixed-past", points="medoids", boundaries="calibrated", schedule="constant")
+    with pytest.raises(FrompError, match="points=medoids needs all data of a task"):
+        run_of(plan, benchmark("toy"), 0, tmp_path)

@@ -1,13 +1,14 @@
 """Functional regularisation of mixed past."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fromp.derivatives.model import of_head, outputs, trains_as_it_predicts
 from fromp.foundation import inputs
+from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TaskData, as_examples
 from fromp.functional import Functional
 from fromp.lab.methods.base import HeadBatch, Method, Penalised
@@ -87,7 +88,11 @@ class MixedPastSettings:
     """Which points of a class are kept: random ones, or those nearest to the centres of k-means."""
 
 
-def _mixed_past(model: nn.Module, likelihood: Likelihood, s: MixedPastSettings, seed: int) -> Method:
+def _mixed_past(model: nn.Module, likelihood: Likelihood, s: Any, seed: int) -> Method:
+    if POINTS[s.points] is not None and getattr(s, "boundaries", "given") != "given":
+        raise FrompError(
+            f"points={s.points} needs all data of a task, which are gone when its end is found; use points=random."
+        )
     return AtPresentBatch(
         MixedPast(
             model,
