@@ -270,7 +270,7 @@ def _boundaries(changes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def measured(results: Path, what: str) -> str:
-    """What a command has measured: `demo`, `quick`, `first-month`, `bench`, `profile`, `curvature`, `ranks`, `detection`."""
+    """What a command has measured: `demo`, `quick`, `first-month`, `bench`, `profile`, `curvature`, `ranks`, ..."""
     if what == "detection":
         files = [results / "detection" / f"{name}.json" for name in detectors.TRIALS]
         return detectors.table([json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()])
