@@ -1,6 +1,6 @@
 """How well stated uncertainty agrees with what happens, on streams that FROMP has learned.
 
-    python tools/uncertainty.py split-digits permuted-digits sine diabetes --seeds 3
+    python tools/uncertainty.py split-digits permuted-digits split-mnist sine diabetes --seeds 3
 
 Held-out training data of the last task alone set the temperature and the noise, as in continual learning. Writes
 results/uncertainty/STREAM.json and docs/figures/reliability.png.
