@@ -73,12 +73,13 @@ def test_mixed_past_is_given_the_minibatch(tmp_path):
     stream.assert_same_memory(reg, kept)
 
 
-def test_double_precision(tmp_path):
+@pytest.mark.parametrize("make", [stream.regulariser, stream.mixed])
+def test_double_precision(tmp_path, make):
     """The first fit is in single precision: what is kept follows the model."""
     from fromp.integrations.lightning import RegulariserCallback
 
     network = stream.network()
-    reg = stream.regulariser(network)
+    reg = make(network)
     for k in range(2):
         trainer(tmp_path, RegulariserCallback(reg), precision=["32-true", "64-true"][k]).fit(
             module(network), stream.loader(k)
