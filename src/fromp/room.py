@@ -49,9 +49,9 @@ class Room:
         with evaluating(model):
             for x, head, points in parts:
                 x = inputs.move(x, device_of(model))
+                example = max(example, bytes_per_example(model, weights, x, head))  # says why inputs do not fit
                 with torch.no_grad():
                     coming.append((outputs(model, x, head).shape[1], points))
-                example = max(example, bytes_per_example(model, weights, x, head))
                 activations = max(activations, activation_bytes(model, weights, x, head))
                 point = max(point, sum(part.nbytes for part in inputs.tensors(x)) // inputs.num_examples(x))
         numbers = weights.values()
