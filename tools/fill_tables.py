@@ -24,8 +24,7 @@ import text_stream
 
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
-from fromp.lab.bench import detectors, ranks
-from fromp.lab.bench.curvature import table as curvature_table
+from fromp.lab.bench import curvature, detectors, level, ranks, scaling
 from fromp.lab.bench.table import table as bench_table
 from fromp.lab.benchmarks.networks import MLP
 from fromp.lab.benchmarks.streams import StreamOptions
@@ -291,10 +290,12 @@ def measured(results: Path, what: str) -> str:
         "profile": "bench/profile.json",
         "curvature": "bench/curvature.json",
         "ranks": "bench/ranks.json",
+        "level": "bench/level.json",
+        "scaling": "bench/scaling.json",
     }[what]
     found = json.loads((results / file).read_text(encoding="utf-8"))
-    if what == "curvature":
-        return curvature_table(found)
+    if what in (own := {"curvature": curvature.table, "level": level.table, "scaling": scaling.table}):
+        return own[what](found)
     if what == "first-month":
         return first_month.text(found)
     if what == "ranks":

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fromp.lab import bench
-from fromp.lab.bench import SETTINGS, memory, steps, task_end
+from fromp.lab.bench import SETTINGS, level, memory, scaling, steps, task_end
 from fromp.lab.bench.table import table
 
 
@@ -86,3 +86,35 @@ def test_a_step_without_a_cost_of_its_own_is_as_fast_as_plain_training():
 def test_growth_of_memory_is_seen():
     """A step of the CNN needs more than nothing."""
     assert memory.peak_memory("cnn", "plain step") > 10
+
+
+def test_points_drawn_within_every_task_are_the_whole_penalty_where_all_are_drawn(monkeypatch):
+    """Both ways: with the kernel of the drawn points, and with deviations that are remembered."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 10)
+    reg = level.fromp(model)
+    monkeypatch.setattr(level, "BATCH", 2 * level.POINTS)
+    drawn = [level.Drawn(reg, own_kernels) for own_kernels in (True, False)]
+    for _ in range(2):
+        x, y = torch.randn(100, 6), torch.arange(100) % 10
+        reg.end_task((x, y))
+    for one in drawn:
+        with monkeypatch.context() as patch:
+            patch.setattr(reg, "end_task", lambda data: None)
+            one.end_task(None)
+    with torch.no_grad():
+        model.weight += 0.01 * torch.randn_like(model.weight)
+    expected = torch.autograd.grad(reg.penalty(), model.weight)[0]
+    for one in drawn:
+        found = torch.autograd.grad(one.penalty(), model.weight)[0]
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+
+
+def test_the_cost_model_is_found_again():
+    """Seconds that follow it exactly give its factors back."""
+    known = {"GGN": 1.5, "kernels": 3.0, "pairs": 0.2}
+    small, large = ({**scaling.predicted(size, known), "pass": 1.0} for size in scaling.FITTED)
+    assert scaling.fitted(small, large) == pytest.approx(known)
+    size = scaling.Size(examples=300, points=30, outputs=3, columns=2, kernels=4)
+    assert size.passes() == pytest.approx({"GGN": 300 * 5 / 3, "kernels": 4 * 30 * 7 / 3})
+    assert size.kernel_bytes() == 4 * 3 * 900

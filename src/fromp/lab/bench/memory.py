@@ -12,7 +12,9 @@ from fromp.gp import ggn_diagonal
 from fromp.lab.bench.cases import POINTS, SETTINGS, THREADS, Case
 from fromp.lab.bench.steps import fromp_step, one_graph_step, plain_step, slow_step
 from fromp.lab.bench.timing import in_a_process
+from fromp.learn.networks import initialise, mlp
 from fromp.likelihoods import Categorical
+from fromp.metrics.full_kernel import FullKernel
 
 
 def peak_memory(name: str, case: str) -> float:
@@ -28,6 +30,17 @@ def print_growth(name: str, case: str) -> None:
     before = _peak(reset=True)
     prepared()
     print((_peak() - before) / 1024)
+
+
+def print_growth_of_kernels(outputs: int, points: int) -> None:
+    """Print the growth while the kernels of so many outputs are computed, as `FullKernel` keeps them, on the MLP."""
+    torch.set_num_threads(1)
+    model = initialise(lambda: mlp(784, (100, 100), outputs), seed=0)
+    x, variance = torch.rand(points, 784), {name: torch.ones_like(w).detach() for name, w in model.named_parameters()}
+    before = _peak(reset=True)
+    kept = FullKernel.of(lambda: gp.kernels(model, x, Categorical(), variance), 1e-3, torch.float32)
+    print((_peak() - before) / 1024)
+    del kept
 
 
 def _peak(reset: bool = False) -> int:
