@@ -397,7 +397,10 @@ class Functional(Remembering):
     def _fixed_in(self, state: State, memories: Sequence[Memory]) -> list[Fixed]:
         """What a state has fixed for the metrics of `holds`, in each task."""
         tied = [isinstance(hold.metric, Tied) for hold in self.holds]
-        saved = state.get("fixed", [[None] * len(tied) for _ in memories])  # before there were such metrics
+        untied = [[None] * len(tied) for _ in memories]  # before there were such metrics
+        saved = field(state, "fixed", list) if "fixed" in state else untied
+        if any(not isinstance(own, list | tuple) for own in saved):
+            raise CheckpointError("the saved 'fixed' has not one list per task; restore it from a copy.")
         if len(saved) != len(memories) or any([one is not None for one in own] != tied for own in saved):
             raise CheckpointError("the state was saved with other metrics; give the same `holds`.")
         found = []

@@ -22,6 +22,7 @@ from fromp.memory import Memory
 from fromp.metrics.full_kernel import FullKernel
 from fromp.metrics.kernel import Kernel
 
+LARGEST_DISTANCE = 1e20  # from zero, of means that are loaded: times any `tau` it fits into single precision
 SHARE_OF_NOISE = 0.5  # rho of `bounding_jitter`, chosen on held-out data by tools/safety_grid.py
 
 
@@ -76,6 +77,8 @@ class Anchor:
                 f"the saved kernel is for {tuple(found.inverse.shape[1:3])} outputs and points, its means for "
                 f"{tuple(mean.shape)}; restore it from a copy."
             )
+        if not bool((mean[None] * found.solve(mean[None])).abs().sum() < LARGEST_DISTANCE):
+            raise CheckpointError("the saved means are too large for any distance from them; restore a copy.")
         return cls(memory, mean, found)
 
 

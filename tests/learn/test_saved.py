@@ -1,6 +1,8 @@
 """The state folder: what is damaged is refused, and a process that is killed leaves the month before."""
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,3 +79,20 @@ def test_a_killed_process_leaves_the_month_before(learned, tmp_path):
 def test_nothing_in_the_folder_can_run(learned):
     suffixes = {Path(name).suffix for name in os.listdir(learned)} - {""}
     assert suffixes <= {".json", ".safetensors", ".html", ".lock"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_report_that_cannot_be_written_is_said_beside_a_state_that_is_saved(learned, tmp_path, monkeypatch, number):
+    folder = tmp_path / "state"
+    shutil.copytree(learned, folder)
+    replace = storage.replace
+
+    def full(path, data, private=False):
+        if path.suffix == ".html":
+            raise OSError(number, os.strerror(number))
+        replace(path, data, private)
+
+    monkeypatch.setattr(storage, "replace", full)
+    with pytest.raises(FrompError, match="is saved, and its report.html cannot be written"):
+        Learner(folder).learn(month(tmp_path, 2), tau=1.0)
+    assert len(Learner(folder).months) == 3

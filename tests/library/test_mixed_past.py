@@ -354,3 +354,13 @@ def test_a_damaged_state_is_refused_and_changes_nothing(how, says):
     with pytest.raises(CheckpointError, match=says):
         reg.load_state_dict(state)
     assert reg.penalty().item() == before
+
+
+@pytest.mark.parametrize("wrong", [1e308, [True, True], [1, [None]], {"a": 1}])
+def test_a_state_whose_fixed_matrices_are_none_is_refused(wrong):
+    model = nn.Linear(3, 2)
+    reg = MixedPast(model, Categorical(), 4)
+    for _ in range(2):
+        reg.end_task((torch.randn(12, 3), torch.arange(12) % 2))
+    with pytest.raises(FrompError, match="'fixed'"):
+        reg.load_state_dict({**reg.state_dict(), "fixed": wrong})

@@ -41,7 +41,7 @@ def taught(tasks=2, **options):
     [
         ("tau", -1.0), ("tau", math.nan), ("tau", "0.5"), ("tau", None), ("memory_size", 6.0), ("memory_size", 0),
         ("memory_size", True), ("tasks_per_step", 0), ("tasks_per_step", 1.5), ("prior_precision", 0.0),
-        ("jitter", math.inf), ("memory_budget", 0), ("memory_budget", -1.0),
+        ("jitter", math.inf), ("tau", 10**30), ("memory_budget", 0), ("memory_budget", -1.0),
     ],
 )  # fmt: skip
 def test_settings_are_checked_when_they_are_set(name, value):
@@ -173,6 +173,18 @@ def test_a_damaged_state_is_refused_or_harmless(tmp_path, kernel):
             wrong.append(f"{what}: {type(error).__name__} {error}")
     assert not wrong, "\n".join(wrong)
     assert refused > 100
+
+
+@pytest.mark.parametrize("kernel", [None, IdentityKernel])
+def test_a_mean_whose_distance_overflows_is_refused(tmp_path, kernel):
+    """It is finite, and the penalty would be infinite."""
+    model, reg = taught(**({} if kernel is None else {"kernel": kernel}))
+    state = reg.state_dict()
+    state["tasks"][0]["mean"] = state["tasks"][0]["mean"].clone()
+    state["tasks"][0]["mean"][1, 5] = 8.7e37
+    storage.write(tmp_path, "fromp", state)
+    with pytest.raises(FrompError, match="means are too large for any distance"):
+        FROMP.load(tmp_path, model)
 
 
 def test_it_says_what_it_holds():

@@ -9,6 +9,8 @@ from fromp.foundation.errors import FrompError
 
 T = TypeVar("T")
 
+LARGEST = 1e15  # of a number: what is multiplied by it must fit into single precision
+
 
 class Setting(Generic[T]):
     """An attribute whose values go through `check(name, value)`, which returns them or raises."""
@@ -31,23 +33,23 @@ class Setting(Generic[T]):
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number, zero or more."""
+    """A number from zero to `LARGEST`."""
     found = _float(value)
-    if not 0 <= found < math.inf:
-        raise FrompError(f"{name}={value} must be zero or positive, and finite.")
+    if not 0 <= found <= LARGEST:
+        raise FrompError(f"{name}={value} must be zero or positive, and at most {LARGEST:g}.")
     return found
 
 
 def number_or_none(name: str, value: Any) -> float | None:
-    """A finite number, zero or more, or None."""
+    """A number from zero to `LARGEST`, or None."""
     return None if value is None else number(name, value)
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite number above zero."""
+    """A number above zero, up to `LARGEST`."""
     found = _float(value)
-    if not 0 < found < math.inf:
-        raise FrompError(f"{name}={value} must be positive and finite.")
+    if not 0 < found <= LARGEST:
+        raise FrompError(f"{name}={value} must be positive, and at most {LARGEST:g}.")
     return found
 
 

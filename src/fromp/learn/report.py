@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fromp import __version__
 from fromp.foundation import storage
+from fromp.foundation.errors import FrompError
 from fromp.learn.charts import over_months
 from fromp.learn.encoding import describe
 from fromp.learn.inspection import inspected
@@ -28,7 +29,13 @@ COLOUR_CHANNELS = 3
 def write(folder: Path, saved: Saved, reg: FROMP) -> Path:
     """Write the report into the state folder, readable by the owner alone as the state is, and return where."""
     path = folder / REPORT
-    storage.replace(path, render(saved, reg).encode(), private=True)
+    try:
+        storage.replace(path, render(saved, reg).encode(), private=True)
+    except OSError as error:
+        raise FrompError(
+            f"the state in {folder} is saved, and its {REPORT} cannot be written ({error.strerror or error}); "
+            "free some space, and what is learned or forgotten next writes it anew."
+        ) from error
     return path
 
 

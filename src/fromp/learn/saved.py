@@ -126,6 +126,10 @@ def alone(folder: Path) -> Iterator[None]:
             yield
     except Timeout as error:
         raise FrompError(f"{folder} is in use by another process; wait until it has finished.") from error
+    except OSError as error:
+        raise FrompError(
+            f"{error.filename or folder}: {error.strerror or error}; free space, or give a folder that can be written."
+        ) from error
     finally:
         if made and not is_begun(folder):
             (folder / LOCK).unlink(missing_ok=True)
