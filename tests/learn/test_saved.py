@@ -93,6 +93,6 @@ def test_a_report_that_cannot_be_written_is_said_beside_a_state_that_is_saved(le
         replace(path, data, private)
 
     monkeypatch.setattr(storage, "replace", full)
-    with pytest.raises(FrompError, match="is saved, and its report.html cannot be written"):
+    with pytest.raises(FrompError, match=r"is saved, and its report\.html cannot"):
         Learner(folder).learn(month(tmp_path, 2), tau=1.0)
     assert len(Learner(folder).months) == 3

@@ -295,6 +295,24 @@ def campaign(
     return _summed(counted, found["largest_growth_mib"]), findings
 
 
+def replay(done: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The changes that were findings again, each in its own process: what they were, and those that still are."""
+    context, still, repaired = multiprocessing.get_context("spawn"), [], list(done.get("repaired", []))
+    with tempfile.TemporaryDirectory() as scratch:
+        for finding in done["findings"]:
+            name = next(name for name in sorted(VICTIMS, key=len, reverse=True) if finding.startswith(f"{name}, "))
+            number = int(finding.removeprefix(f"{name}, ").split(",")[0])
+            results = context.Queue()
+            numbers = range(number, number + 1)
+            process = context.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
+            process.start()
+            counts, wrong, _ = results.get(timeout=600)
+            process.join()
+            still += wrong
+            repaired += [] if wrong else [f"{finding} -> {', '.join(counts)}"]
+    return {**done, "repaired": repaired}, still
+
+
 def _summed(counted: dict[str, dict[str, int]], growth: int) -> dict[str, Any]:
     changes = sum(sum(counts.values()) for counts in counted.values())
     return {"changes": changes, "victims": counted, "largest_growth_mib": growth}
@@ -303,12 +321,17 @@ def _summed(counted: dict[str, dict[str, int]], growth: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--replay", action="store_true", help="only the findings so far, in the code as it is now")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     done = kept(options.out)
     before = done.get("seconds", 0)
-    found = campaign(options.count, done=done, after_batch=partial(keep, options.out, quiet=True, before=before))
-    return keep(options.out, *found, before=before)
+    if options.replay:
+        found, findings = replay(done)
+        return keep(options.out, {**found, "command": done["command"]}, findings, before=before)
+    after_batch = partial(keep, options.out, quiet=True, before=before)
+    found, findings = campaign(options.count, done=done, after_batch=after_batch)
+    return keep(options.out, found, findings, before=before)
 
 
 if __name__ == "__main__":
