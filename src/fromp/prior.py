@@ -77,7 +77,8 @@ class Anchor:
                 f"the saved kernel is for {tuple(found.inverse.shape[1:3])} outputs and points, its means for "
                 f"{tuple(mean.shape)}; restore it from a copy."
             )
-        if not bool((mean[None] * found.solve(mean[None])).abs().sum() < LARGEST_DISTANCE):
+        exact = mean.double()[None]  # the type of either is checked later
+        if not bool((exact * found.to(torch.double).solve(exact)).abs().sum() < LARGEST_DISTANCE):
             raise CheckpointError("the saved means are too large for any distance from them; restore a copy.")
         return cls(memory, mean, found)
 
