@@ -1,6 +1,6 @@
 """A pre-trained encoder learns the sentiment of three kinds of text in turn, by itself and with FROMP.
 
-    python tools/text_stream.py full lora        results/text/WAY.json; a quarter of an hour on one core
+    python tools/text_stream.py full lora        results/text/WAY.json; five minutes on one core
 
 Film reviews, tweets and editorials: sentences that twenty people each have rated (Hutto and Gilbert
 2014), out of vaderSentiment 0.5 on PyPI. The label is whether the mean rating is positive; sentences within UNCLEAR of
