@@ -21,6 +21,7 @@ import months
 import profile_step
 import safety_grid
 import text_stream
+from reliability import promises
 
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompError
@@ -356,7 +357,13 @@ def relaxed(results: Path, what: str) -> str:
     return (approximations.points_table if what.endswith("-points") else approximations.table)(found)
 
 
+def guarantees(results: Path) -> str:
+    """What is promised, the test that keeps it, and the figure of the latest campaign."""
+    return Table(["promise", "test", "latest figure"], promises.table(results)).markdown(numbers=False)
+
+
 TABLES: dict[str, Callable[..., str]] = {
+    "guarantees": guarantees,
     "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
     "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
     "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty, "text": text,

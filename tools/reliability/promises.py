@@ -1,0 +1,97 @@
+"""What docs/library/guarantees.md promises: each beside the test that keeps it, and the figure of the latest campaign."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# ruff: noqa: E501  (a promise stands in one line)
+
+
+class Promise(NamedTuple):
+    """A sentence, the test that keeps it (a file below tests/, and a test in it), and where its figure is kept."""
+
+    sentence: str
+    test: str
+    results: str = ""  # below results/
+    figure: Callable[[dict[str, Any]], str] = lambda found: ""
+
+
+def _left(found: dict[str, Any]) -> str:
+    repaired = len(found.get("repaired", []))
+    return f"{len(found['findings'])} findings left{f', {repaired} repaired' if repaired else ''}"
+
+
+def _folders(found: dict[str, Any]) -> str:
+    loaded = sum(counts.get("loaded", 0) for counts in found["victims"].values())
+    return (
+        f"{found['changes']:,} changed folders of {len(found['victims'])} kinds: {loaded:,} loaded and sound, the others "
+        f"refused; at most {found['largest_growth_mib']} MiB more memory; {_left(found)}"
+    )
+
+
+def _readers(found: dict[str, Any]) -> str:
+    ways = {way: sum(counts.get(way, 0) for counts in found["readers"].values()) for way in ("hypothesis", "atheris")}
+    return (
+        f"{len(found['readers'])} readers, {found['seconds_per_reader']} seconds each on a busy machine: "
+        f"{ways['hypothesis']:,} files by Hypothesis, {ways['atheris']:,} by atheris; {_left(found)}"
+    )
+
+
+def _writes(found: dict[str, Any]) -> str:
+    parts = []
+    for name, counts in found["faults"].items():
+        faults = sum(count for kind, count in counts.items() if kind != "calls")
+        parts.append(f"{name} {faults} faults at {counts['calls']} calls")
+    return f"{'; '.join(parts)}; {_left(found)}"
+
+
+def _lives(found: dict[str, Any]) -> str:
+    return (
+        f"{found['tasks']:,} tasks: {found['tensors_per_task']:g} tensors and "
+        f"{found['resident_bytes_per_task'] / 1024:.0f} KiB of the process per task; {_left(found)}"
+    )
+
+
+def _poison(found: dict[str, Any]) -> str:
+    counts = found["operations"].values()
+    return (
+        f"{sum(sum(each.values()) for each in counts):,} operations spoiled, "
+        f"{sum(each.get('refused', 0) for each in counts):,} refused; {_left(found)}"
+    )
+
+
+def _kills(found: dict[str, Any]) -> str:
+    return (
+        f"{found['kills']} kills of {len(found['methods'])} methods: {'all' if found['all_equal'] else 'not all'} equal"
+    )
+
+
+PROMISES = [
+    Promise("A run that is killed goes on, and ends with the same bits", "lab/engine/test_jobs.py::test_killed_again_and_again", "kills/kills.json", _kills),
+    Promise("At any write, a save that dies or fails leaves what was saved before or what was being saved, and doing it again works", "library/foundation/test_faults.py::test_a_save_survives_a_fault_at_any_call", "reliability/writes.json", _writes),
+    Promise("A changed folder is refused in our words or loads into sound numbers; it never ends the interpreter", "library/test_trust.py::test_a_damaged_state_is_refused_or_harmless", "reliability/mutations.json", _folders),
+    Promise("Every reader takes a file or refuses it in our words, within seconds", "lab/data/test_readers.py::test_changed_bytes_are_read_or_refused", "reliability/readers.json", _readers),
+    Promise("NaN or infinity in any operation never reaches what is kept; the error names where it came out", "library/test_trust.py::test_what_is_not_finite_is_never_kept", "reliability/poison.json", _poison),
+    Promise("Nothing grows with the number of tasks but the memory itself", "library/test_long_life.py::test_tensors_of_forgotten_tasks_are_gone", "reliability/lives.json", _lives),
+    Promise("The end of a task stays within `memory_budget`, or says before any work what would fit", "library/test_room.py::test_what_is_used_is_within_the_budget"),
+    Promise("Files of others in a folder stay", "library/foundation/test_storage.py::test_other_peoples_files_stay"),
+    Promise("Files that hold examples are readable by the owner alone", "library/foundation/test_storage.py::test_only_the_owner_may_read"),
+    Promise("Two writers, or a writer and a reader, leave a folder that can be read", "library/foundation/test_storage.py::test_several_processes_writing_leave_a_folder_that_can_be_read"),
+    Promise("A signal saves the run, and the exit code says which it was", "lab/engine/test_jobs.py::test_a_signal_saves_and_says_so"),
+    Promise("Folders of every format so far load", "library/test_formats.py::test_it_loads"),
+    Promise("An install of the library brings torch and safetensors; versions with known incidents are excluded", "docs/test_install.py::test_versions_with_known_incidents_are_excluded"),
+]  # fmt: skip
+
+
+def table(results: Path) -> list[list[str]]:
+    """One row per promise: the sentence, the test, the figure."""
+    rows = []
+    for promise in PROMISES:
+        path = results / promise.results
+        figure = (
+            promise.figure(json.loads(path.read_text(encoding="utf-8"))) if promise.results and path.exists() else ""
+        )
+        file, _, name = promise.test.partition("::")
+        rows.append([promise.sentence, f"`tests/{file}`{f', `{name}`' if name else ''}", figure])
+    return rows
