@@ -363,11 +363,12 @@ def guarantees(results: Path) -> str:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "guarantees": guarantees,
+
     "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
     "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
     "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty, "text": text,
     "relaxed": relaxed,
+    "guarantees": guarantees,
 }  # fmt: skip
 
 
