@@ -248,9 +248,9 @@ def test_a_failure_while_writing_leaves_the_month_before(january, tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(learner.Saved, "write", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(FrompError, match="No space"):
         Learner(january / "state").learn(month(tmp_path, 1), tau=1.0)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(FrompError, match="No space"):
         Learner(tmp_path / "new").learn(month(tmp_path, 1), "churn", epochs=1)
     assert contents(january / "state") == before
     assert not (tmp_path / "new").exists()

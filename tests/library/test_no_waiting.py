@@ -124,6 +124,7 @@ def check_functional(reg, heads):
         )
         for pool in reg._past.pools
     ]
+    reg._place = reg._place_of_model()
     x = x.to(EMPTY)
     steps(reg.model, lambda: reg.penalty(x))
 

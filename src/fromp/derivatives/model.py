@@ -109,7 +109,7 @@ def _picked(returned: Any, x: Inputs) -> Tensor:
         f = returned[0] if isinstance(returned, tuple | list) and returned else returned
     if isinstance(f, Tensor) and f.ndim == 2:
         return f
-    if isinstance(f, Tensor) and f.ndim == 3:
+    if isinstance(f, Tensor) and f.ndim == 3 and len(f) == num_examples(x):
         mask = x.get("attention_mask") if isinstance(x, Mapping) else None
         if isinstance(mask, Tensor) and mask.shape == f.shape[:2]:
             f = f.where(mask[..., None] != 0, 0)

@@ -132,7 +132,15 @@ register(
             "permuted-mnist": {"lr": 3e-3, "strength": 0.05},
             "split-mnist": MULTI_HEAD,
             "split-mnist-domain": {**SHARED_HEAD, "epochs": 3, "strength": 0.1},
-            "split-mnist-class": {**SHARED_HEAD, "epochs": 5, "strength": 1.0, "metric": "distillation"},
+            "split-mnist-class": {
+                "batch_size": 64,
+                "lr": 5e-4,
+                "epochs": 5,
+                "strength": 0.01,
+                "label_strength": 10.0,
+                "points_per_step": 512,
+                "points": "medoids",
+            },
         },
     )
 )

@@ -218,9 +218,8 @@ def comparison(benchmark: str, methods: Iterable[str], changes: Mapping[str, Any
 
 
 def _chosen(card: MethodCard, benchmark: str) -> dict[str, Any]:
-    """A method's preset on a benchmark, after that of the benchmark whose settings it shares."""
-    like = catalogue.benchmark(benchmark).tuned_as
-    return (card.preset(like) if like else {}) | card.preset(benchmark)
+    """A method's preset on a benchmark, or on the one whose settings it shares."""
+    return card.preset(catalogue.benchmark(benchmark).tuned_as or benchmark)
 
 
 def as_of_today(recorded: Mapping[str, Any]) -> dict[str, Any]:
