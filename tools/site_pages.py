@@ -17,8 +17,8 @@ import fromp
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
-CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"(^```.*?^```$)", re.M | re.S)
+CODE_OR_LINK = re.compile(r"`[^`\n]+`|(!?)\[((?:`[^`\n]*`|[^\]`])*)\]\(([^)\s]+)\)")  # a label may hold code
 
 
 def page_of(path: str) -> str | None:
@@ -45,6 +45,8 @@ def rewritten(text: str, page: str) -> str:
 
     def link(match: re.Match[str]) -> str:
         image, label, address = match.groups()
+        if address is None:
+            return match[0]
         path, mark, anchor = address.partition("#")
         if not path or ":" in address:
             return match[0]
@@ -53,7 +55,7 @@ def rewritten(text: str, page: str) -> str:
             return label
         return f"{image}[{label}]({posixpath.relpath(target, posixpath.dirname(page) or '.')}{mark}{anchor})"
 
-    return "".join(part if CODE.fullmatch(part) else LINK.sub(link, part) for part in CODE.split(text))
+    return "".join(part if BLOCK.fullmatch(part) else CODE_OR_LINK.sub(link, part) for part in BLOCK.split(text))
 
 
 def notebook(path: Path) -> str:

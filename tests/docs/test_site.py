@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
         ("index.md", "[data](docs/library/own-data.md#the-loop)", "[data](library/own-data.md#the-loop)"),
         ("index.md", "![picture](docs/figures/forgetting.gif)", "![picture](figures/forgetting.gif)"),
         ("library/own-data.md", "[all](../../results/toy/README.md)", "[all](../results/toy/README.md)"),
+        ("library/own-data.md", "[`toy`](../../results/toy/README.md)", "[`toy`](../results/toy/README.md)"),
         ("library/own-data.md", "[front](../../README.md#three-lines)", "[front](../index.md#three-lines)"),
         ("library/method.md", "[code](../../src/fromp/gp.py)", "code"),
         ("index.md", "[text](examples/notebooks/text.ipynb)", "[text](examples/notebooks/text.md)"),
@@ -54,7 +55,7 @@ def test_a_notebook_becomes_a_page_with_its_outputs():
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Holds a network" in (tmp_path / "site" / "reference.html").read_text()
