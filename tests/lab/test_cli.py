@@ -44,7 +44,10 @@ def python(*words, **environment):
         (["run", "toy", "--task-free", "--set", "threshold=1"], "fromp has no setting threshold"),
         (["run", "toy", "--set", "boundaries=welsh"], "no detector 'welsh'; did you mean 'welch'?"),
         (["run", "toy", "--set", "validation=0.0001"], "validation=0.0001 holds out 0 of the 4000 examples"),
-        (["run", "toy", "--set", "schedule=linear"], "schedule must be 'constant' or 'linear-decay' (got linear)"),
+        (
+            ["run", "toy", "--set", "schedule=linear"],
+            "schedule must be 'constant', 'linear-decay' or 'late-decay' (got linear)",
+        ),
         (["run", "toy", "--tasks", "9"], "tasks=9 is more than the 5 there are"),
         (["run", "toy", "--seeds", "0"], 'Invalid value "0" for --seeds. Must be > 0.'),
         (["run", "toy", "--seed", "-1"], 'Invalid value "-1" for --seed. Must be >= 0.'),

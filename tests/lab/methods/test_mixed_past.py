@@ -8,6 +8,7 @@ from torch import nn
 from fromp import Categorical, FrompError, MixedPast
 from fromp.lab.benchmarks.catalogue import benchmark
 from fromp.lab.engine.run import run_of
+from fromp.lab.methods import method as card
 from fromp.lab.methods.mixed_past import AtPresentBatch
 from fromp.lab.results.plan import Plan
 
@@ -31,6 +32,21 @@ def test_a_step_descends_the_loss_of_three_lines(noisy):
     torch.manual_seed(1)
     assert loss.data.item() == method.data_loss([(x, y, HEADS[2])]).item()
     assert loss.penalty.item() == pytest.approx(method.regulariser.penalty(x, HEADS[2]).item(), rel=1e-12)
+
+
+def test_one_pass_with_dropout_if_it_is_wanted():
+    model = nn.Sequential(*network(), nn.Dropout(0.5))
+    plain = Plan.of("toy", "mixed-past").settings
+    for one_pass, students in ((False, [(12, True), (8 + 12, False)]), (True, [(12, True), (8, False)])):
+        plain.memory, plain.points_per_step, plain.one_pass = 4, 8, one_pass
+        method = card("mixed-past").build(model, Categorical(), plain, 0)
+        method.end_task(data(0), HEADS[0])
+        (x, y), passes = data(1), []
+        method.loss([(x, y, HEADS[1])])
+        hook = model.register_forward_pre_hook(lambda m, given, to=passes: to.append((len(given[0]), m.training)))
+        method.loss([(x, y, HEADS[1])])
+        hook.remove()
+        assert passes == students
 
 
 def test_it_learns_where_boundaries_are_not_given(tmp_path):

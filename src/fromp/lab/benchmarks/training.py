@@ -1,6 +1,7 @@
 """How each task of a benchmark is fitted."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -26,12 +27,18 @@ class Training:
     """Learning rate of Adam."""
     clip_norm: Positive | None = None
     """Largest norm of the gradient of `mean nll + penalty`; longer ones are shortened to it."""
-    schedule: Literal["constant", "linear-decay"] = "constant"
-    """Learning rate within a task: constant, or falling linearly to zero."""
+    schedule: Literal["constant", "linear-decay", "late-decay"] = "constant"
+    """Learning rate within a task: constant, falling linearly to zero, or falling in all tasks but the first."""
     betas: Annotated[tuple[Share, Share], Listed] = (0.9, 0.999)
     """Decay rates of Adam's moments; the paper writes 0.99 for the first, its released code has 0.9."""
     eps: Positive = 1e-8
     """Added to the denominator of Adam's step."""
+
+    def of_task(self, task: int) -> "Training":
+        """What one task is fitted with: a late decay is none in the first task, and a linear one in the others."""
+        if self.schedule != "late-decay":
+            return self
+        return replace(self, schedule="linear-decay" if task else "constant")
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Adam:
         """Adam for these parameters."""

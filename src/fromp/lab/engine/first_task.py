@@ -19,7 +19,7 @@ class FirstTask:
 
     def __init__(self, root: Path, plan: Plan, seed: int) -> None:
         network = {name: getattr(plan.network, name) for name in names(plan.network)}
-        told = [plan.benchmark, seed, asdict(plan.training), plan.stream.validation, network]
+        told = [plan.benchmark, seed, asdict(plan.training.of_task(0)), plan.stream.validation, network]
         self.path = root / hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
     def load(self, fit: Fit) -> float | None:

@@ -135,7 +135,7 @@ class Run:
         if saved is not None:
             self._restore(saved)
         training = self.method.begin_task(task.train, task.head, Past(self.stream, self.task))
-        fit = self._new_fit(training, self.plan.training, hash_seed(self.seed, 2, self.task))
+        fit = self._new_fit(training, self.plan.training.of_task(self.task), hash_seed(self.seed, 2, self.task))
         threads = torch.get_num_threads()
         self._threads = threads
         if saved is not None and saved["fit"] is not None:  # beginning the task has changed things
