@@ -49,6 +49,21 @@ def test_one_pass_with_dropout_if_it_is_wanted():
         assert passes == students
 
 
+def test_the_points_themselves_instead_of_their_mixtures():
+    settings, passes = Plan.of("toy", "mixed-past", mixtures=False, label_strength=1.0).settings, []
+    settings.memory, settings.points_per_step = 4, 8
+    method = card("mixed-past").build(network(), Categorical(), settings, 0)
+    method.end_task(data(0), HEADS[0])
+    remembered = {tuple(point.tolist()) for point in method.memories[0].inputs}
+    (x, y) = data(1)
+    method.loss([(x, y, HEADS[1])])
+    method.model.register_forward_pre_hook(lambda m, given: passes.append(given[0]))
+    method.loss([(x, y, HEADS[1])])
+    batch, drawn = passes
+    assert (len(batch), len(drawn)) == (12, 8 + 4)  # and half as many for their labels
+    assert {tuple(point.tolist()) for point in drawn} <= remembered
+
+
 def test_it_learns_where_boundaries_are_not_given(tmp_path):
     """The same stream with and without them; the penalty of one head needs no minibatch."""
     changes = {"tasks": 2, "epochs": 3, "lr": 0.03, "schedule": "constant"}

@@ -121,6 +121,7 @@ def _of_all_classes(
     tasks: int = 10,
     memory: int = 200,
     training: Training = PERMUTED_MNIST,
+    tuned_as: str | None = None,
 ) -> None:
     register(
         Benchmark(
@@ -131,6 +132,7 @@ def _of_all_classes(
             network=MLP(hidden=(100, 100)),
             memory=memory,
             training=training,
+            tuned_as=tuned_as,
         )
     )
 
@@ -177,6 +179,10 @@ _of_all_classes(
     "permuted-digits", "digits under five permutations of their pixels", _permuted("digits", 5), 5, 50, PERMUTED_DIGITS
 )
 _of_all_classes("permuted-mnist", "MNIST under ten permutations of its pixels", _permuted("mnist", 10))
+_of_all_classes(
+    "permuted-mnist-50", "MNIST under fifty permutations of its pixels", _permuted("mnist", 50), tasks=50,
+    tuned_as="permuted-mnist",
+)  # fmt: skip
 _of_all_classes(
     "rotated-mnist",
     "MNIST turned by 18 degrees more from task to task",

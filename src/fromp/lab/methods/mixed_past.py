@@ -6,17 +6,21 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from fromp.composed import Composed
+from fromp.contexts.present_batch import PresentBatch
+from fromp.contexts.remembered import Remembered
 from fromp.derivatives.model import of_head, outputs, trains_as_it_predicts
 from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TaskData, as_examples
-from fromp.functional import Functional
+from fromp.functional import Functional, Hold
 from fromp.lab.methods.base import HeadBatch, Method, Penalised
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, settings
 from fromp.likelihoods import Likelihood
 from fromp.medoids import medoids
 from fromp.metrics.divergence import Divergence
+from fromp.metrics.labels import Labels
 from fromp.metrics.logits import Logits
 from fromp.metrics.means import Means
 from fromp.metrics.output_hessian import OutputHessian
@@ -84,6 +88,8 @@ class MixedPastSettings:
     """Weight of the parabola around the old weights."""
     points_per_step: AtLeastOne = 256
     """Mixtures per step; half as many remembered points are drawn for their labels."""
+    mixtures: bool = True
+    """Whether the function is held at mixtures of remembered points, or at the points themselves."""
     metric: Literal["logits", "means", "output-hessian", "divergence", "distillation"] = "logits"
     """The distance of outputs: logits, means, output-hessian, divergence, or distillation (at temperature 2)."""
     one_pass: bool = False
@@ -97,8 +103,9 @@ def _mixed_past(model: nn.Module, likelihood: Likelihood, s: Any, seed: int) -> 
         raise FrompError(
             f"points={s.points} needs all data of a task, which are gone when its end is found; use points=random."
         )
-    return AtPresentBatch(
-        MixedPast(
+    metric = METRICS[s.metric]
+    if s.mixtures:
+        functional: Functional = MixedPast(
             model,
             likelihood,
             s.memory,
@@ -107,13 +114,17 @@ def _mixed_past(model: nn.Module, likelihood: Likelihood, s: Any, seed: int) -> 
             label_strength=s.label_strength,
             weight_strength=s.weight_strength,
             points_per_step=s.points_per_step,
-            metric=METRICS[s.metric],
+            metric=metric,
             seed=seed,
-        ),
-        POINTS[s.points],
-        seed,
-        s.one_pass or None,
-    )
+        )
+    else:
+        holds = [
+            Hold(Remembered(s.points_per_step), metric, s.strength),
+            Hold(PresentBatch(), metric, s.present_strength),
+            Hold(Remembered(max(1, s.points_per_step // 2)), Labels(), s.label_strength),
+        ]
+        functional = Composed(model, likelihood, holds, s.memory, weight_strength=s.weight_strength, seed=seed)
+    return AtPresentBatch(functional, POINTS[s.points], seed, s.one_pass or None)
 
 
 MULTI_HEAD = {"strength": 0.004, "present_strength": 0.004, "points_per_step": 128}
