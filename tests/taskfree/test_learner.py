@@ -426,6 +426,7 @@ def test_the_command_line(tmp_path, chosen, detector, misses):
     [
         (["split-digits", "--task-free"], "choose a benchmark with one head for all tasks"),
         (["permuted-digits", "--task-free", "--set", "schedule=linear-decay"], "use schedule=constant"),
+        (["permuted-digits", "--task-free", "--set", "late-lr=0.1"], "late_lr=0.1 needs tasks that are announced"),
         (["permuted-digits", "--task-free", "--method", "joint"], "joint needs to know when a task begins"),
         (["permuted-digits", "--task-free", "--set", "boundaries=welsh"], "did you mean 'welch'?"),
         (["permuted-digits", "--task-free", "--set", "false_alarm=2"], "false_alarm must be less than 1 (got 2)"),

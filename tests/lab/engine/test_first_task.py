@@ -30,7 +30,8 @@ def test_the_first_task_is_shared_and_changes_nothing(tmp_path, giver):
 
 
 def test_a_late_decay_begins_with_the_second_task_and_shares_the_first_one_of_a_constant_rate(tmp_path):
-    late, constant = plan("finetune", schedule="late-decay"), plan("finetune", schedule="constant")
+    constant = plan("finetune", schedule="constant")
+    late = plan("finetune", schedule="late-decay", late_lr=constant.training.lr / 10)
     rates: dict[str, dict[int, list[float]]] = {"late": {}, "constant": {}}
     for name, one in (("constant", constant), ("late", late)):
         run = Run(one, BENCHMARKS["toy"], 0, tmp_path / name, tmp_path / "first")
@@ -42,8 +43,8 @@ def test_a_late_decay_begins_with_the_second_task_and_shares_the_first_one_of_a_
     lr = constant.training.lr
     assert list(rates["late"]) == [1]  # the first task was the other run's
     assert set(rates["constant"][0] + rates["constant"][1]) == {lr}
-    assert rates["late"][1][0] == lr
-    assert rates["late"][1][-1] == pytest.approx(lr / len(rates["late"][1]))
+    assert rates["late"][1][0] == lr / 10
+    assert rates["late"][1][-1] == pytest.approx(lr / 10 / len(rates["late"][1]))
 
 
 def test_a_first_task_that_another_run_leaves_meanwhile_is_not_written_over(tmp_path):

@@ -39,7 +39,7 @@ def test_each_setting_has_one_owner_and_a_meaning(method):
 def test_a_run_records_the_settings_that_it_has_and_no_others():
     assert set(Plan.of("split-mnist", "ewc").flat()) == {
         "tasks", "validation", "hidden", "activation", "epochs", "batch_size", "lr", "clip_norm", "schedule", "betas",
-        "eps", "strength", "boundaries",
+        "eps", "late_lr", "strength", "boundaries",
     }  # fmt: skip
     assert not {"hidden", "tau"} & Plan.of("split-cifar", "ewc").flat().keys()
     task_free = Plan.of("toy", "fromp", boundaries="calibrated", schedule="constant").flat()

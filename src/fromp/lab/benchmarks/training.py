@@ -34,11 +34,16 @@ class Training:
     eps: Positive = 1e-8
     """Added to the denominator of Adam's step."""
 
+    late_lr: Positive | None = None
+    """Learning rate in all tasks but the first, if it is another one."""
+
     def of_task(self, task: int) -> "Training":
         """What one task is fitted with: a late decay is none in the first task, and a linear one in the others."""
-        if self.schedule != "late-decay":
-            return self
-        return replace(self, schedule="linear-decay" if task else "constant")
+        lr = (task and self.late_lr) or self.lr
+        schedule = self.schedule
+        if schedule == "late-decay":
+            schedule = "linear-decay" if task else "constant"
+        return replace(self, lr=lr, late_lr=None, schedule=schedule)
 
     def optimizer(self, parameters: list[Tensor]) -> torch.optim.Adam:
         """Adam for these parameters."""

@@ -194,6 +194,8 @@ class Plan:
                 f"schedule={self.training.schedule} needs to know how long a task is; "
                 "without tasks being announced, use schedule=constant."
             )
+        if self.training.late_lr is not None:
+            raise FrompError(f"late_lr={self.training.late_lr:g} needs tasks that are announced; set lr alone.")
         return self
 
     def __reduce__(self) -> Any:
