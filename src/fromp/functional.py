@@ -167,8 +167,8 @@ class Functional(Remembering):
         memories = self._beside(head)
         if any(now is not then for now, then in zip(memories, self.memories, strict=True)):
             self._set_past(self._past_of(memories), self._fixed)
-        looks = any(isinstance(hold.context, PresentBatch) for hold in self.holds if hold.strength)
-        if x is None and looks and self._past.heads:
+        holds = [hold for hold in self.holds if hold.strength]
+        if x is None and self._past.heads and any(isinstance(hold.context, PresentBatch) for hold in holds):
             warnings.warn(
                 "the heads of past tasks are not held at the present minibatch, because it was not given; write "
                 "penalty(x).",
@@ -177,10 +177,10 @@ class Functional(Remembering):
             )
         present = self._present(x, head, f, checked_keywords(self._network, "penalty", keywords))
         ranks = self.ranks if torch.is_grad_enabled() else ALONE
-        shares = self._distances(list(self._points(self._past, present, ranks)))
+        shares = self._distances(self._past, list(self._points(holds, self._past, present, ranks)))
         if self.weight_strength and self.precision:
             shares.append(self._parabola())
-        penalty = torch.stack(shares).sum() if shares else no_penalty(self._network)
+        penalty = sum(shares[1:], shares[0]) if shares else no_penalty(self._network)
         if ranks.size > 1:
             penalty = penalty + (ranks.total(penalty) / ranks.size - penalty).detach()
         self._runaway.look(penalty)
@@ -317,26 +317,25 @@ class Functional(Remembering):
         reg.load_state_dict(state, prefix)
         return reg
 
-    def _points(self, past: Past, present: Present, ranks: Ranks) -> Iterator[tuple[Hold, Points]]:
+    def _points(
+        self, holds: Sequence[Hold], past: Past, present: Present, ranks: Ranks
+    ) -> Iterator[tuple[Hold, Points]]:
         """What each term holds in this step, this rank's share of it."""
         before = None if torch.is_grad_enabled() else self._generator.get_state()
-        for hold in self.holds:
-            if hold.strength:
-                for points in hold.context.draw(past, present, self._generator):
-                    together = hold.context.of_rank or isinstance(hold.metric, Tied) or ranks.size == 1
-                    yield hold, points if together else points.share(ranks)
+        for hold in holds:
+            for points in hold.context.draw(past, present, self._generator):
+                together = hold.context.of_rank or isinstance(hold.metric, Tied) or ranks.size == 1
+                yield hold, points if together else points.share(ranks)
         if before is not None:
             self._generator.set_state(before)
 
-    def _distances(self, terms: Sequence[tuple[Hold, Points]]) -> list[Tensor]:
+    def _distances(self, past: Past, terms: Sequence[tuple[Hold, Points]]) -> list[Tensor]:
         """The share of each term, after one pass of each network."""
-        assert self._teacher is not None
         unknown = [(hold, points) for hold, points in terms if points.old is None and not hold.metric.of_labels]
         with evaluating(self.model):
             now = iter(outputs_of_parts(self._network, [points.inputs for _, points in terms if points.now is None]))
             with torch.no_grad():
-                old_network = self._as_network(self._teacher)
-                then = iter(outputs_of_parts(old_network, [points.inputs for _, points in unknown]))
+                then = iter(outputs_of_parts(past.teacher, [points.inputs for _, points in unknown]))
         shares = []
         for hold, points in terms:
             f = next(now) if points.now is None else points.now
@@ -359,7 +358,8 @@ class Functional(Remembering):
         """The minibatch as the model takes it, under its own arguments and under others."""
         if x is None:
             return Present(None, head)
-        x = self._keep(as_tensors(x, dtype_of(self._network)), device_of(self._network))
+        device, dtype = self._place
+        x = self._keep(as_tensors(x, dtype), device)
         given = {**inputs.constants(x), **keywords}
         bare = {name: part for name, part in x.items() if not is_constant(part)} if isinstance(x, Mapping) else x
 
@@ -511,4 +511,5 @@ def _cut(f: Tensor, num_outputs: int, points: Points, metric: Pointwise | Tied) 
             f"the model has {f.shape[1]} outputs, it had {num_outputs} when its last task ended; use the same model, "
             "or one whose layers have grown: with more rows, of which the first are those they had."
         )
-    return f if metric.of_labels or points.columns is not None else f[:, :num_outputs]
+    whole = metric.of_labels or points.columns is not None or f.shape[1] == num_outputs
+    return f if whole else f[:, :num_outputs]

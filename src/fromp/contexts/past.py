@@ -51,6 +51,7 @@ class Past:
     """The points kept of each past task, and the outputs there of `teacher`, the network at the last task's end."""
 
     def __init__(self, memories: Sequence[Memory], teacher: nn.Module) -> None:
+        self.teacher = teacher
         kinds = [_kind(memory) for memory in memories]
         tasks, every = range(len(memories)), list(dict.fromkeys(kinds))
         alike = [[t for t in tasks if kinds[t] == kind] for kind in every]
@@ -84,7 +85,8 @@ class Past:
         u = torch.rand(3, size, generator=generator, dtype=torch.double)
         task = (torch.randint(len(self), (), generator=generator) + torch.arange(size)) % len(self)
         other = self._kin[task, (u[0] * self._num_kin[task]).long()]
-        own, its = (self._first[t] + (v * self._size[t]).long() for t, v in ((task, u[1]), (other, u[2])))
+        both = torch.stack((task, other))
+        own, its = self._first[both] + (u[1:] * self._size[both]).long()
         for k, pool in enumerate(self.pools):
             here = slice(None) if len(self.pools) == 1 else (self._pool[task] == k).nonzero().flatten()
             if len(chosen := own[here]):

@@ -40,6 +40,8 @@ class WithKeywords(Examples):
 
 def checked_keywords(model: nn.Module, call: str, given: Mapping[str, Any]) -> Keywords:
     """The arguments as constants, with an error unless the model's forward has such arguments."""
+    if not given:
+        return {}
     known = inspect.signature(forward_of(model)).parameters.values()
     names = [one.name for one in known if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
     for name, value in given.items():

@@ -1,7 +1,7 @@
 """The user's model as a function of its weights, left as it was found."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias, final
 
 import torch
@@ -221,8 +221,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
+    device = device_of(model).type
     try:
-        with torch.autocast(device_of(model).type, enabled=False):
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             yield
     finally:
         for module in training:
