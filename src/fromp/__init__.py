@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fromp.foundation.collectives import Alone
     from fromp.foundation.errors import CheckpointError, DataError, DerivativeError, FrompError, KernelError
     from fromp.foundation.examples import TaskData
-    from fromp.functional import Hold
     from fromp.gp import Prediction
+    from fromp.holding import Hold
     from fromp.likelihoods import GLM, Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Tokens
     from fromp.memory import Memory, least_memorable, memorability, per_class, random_score, top
     from fromp.metrics.data_wide import DataWide
@@ -99,7 +99,7 @@ _NAMES_IN = {
     "curvature": "ExactGGN SignGGN",
     "foundation.errors": "CheckpointError DataError DerivativeError FrompError KernelError",
     "foundation.examples": "TaskData",
-    "functional": "Hold",
+    "holding": "Hold",
     "gp": "Prediction",
     "likelihoods": "GLM Bernoulli Categorical Gaussian Likelihood Poisson Tokens",
     "memory": "Memory least_memorable memorability per_class random_score top",

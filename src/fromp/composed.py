@@ -10,7 +10,8 @@ from torch import nn
 from fromp.derivatives.model import Output
 from fromp.foundation.checked import Setting, number
 from fromp.foundation.collectives import Ranks
-from fromp.functional import Functional, Hold
+from fromp.functional import Functional
+from fromp.holding import Hold
 from fromp.keeping import Transform
 from fromp.likelihoods import Likelihood
 from fromp.memory import Score, Select, per_class, random_score

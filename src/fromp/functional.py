@@ -3,8 +3,8 @@
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fromp.constancy import Attributes
-from fromp.contexts.context import Context, Points, Present
+from fromp.contexts.context import Present
 from fromp.contexts.past import Constants, Past
 from fromp.contexts.present_batch import PresentBatch
 from fromp.derivatives.keywords import checked_keywords, with_keywords
@@ -21,63 +21,37 @@ from fromp.derivatives.model import (
     Output,
     Picked,
     as_head,
-    device_of,
-    dtype_of,
-    evaluating,
     named_weights,
-    outputs_of_parts,
     trainable,
 )
 from fromp.derivatives.runaway import RunawayWatch
-from fromp.derivatives.watch import WeightWatch, as_fingerprint, check_alike, fingerprint
+from fromp.derivatives.watch import WeightWatch, check_alike, fingerprint
 from fromp.foundation import inputs, storage
 from fromp.foundation.arrays import Numbers, as_tensors
-from fromp.foundation.checked import number
 from fromp.foundation.collectives import ALONE, Ranks
-from fromp.foundation.errors import CheckpointError, DataError, FrompError, FrompWarning
+from fromp.foundation.errors import CheckpointError, FrompError, FrompWarning
 from fromp.foundation.examples import TaskData
 from fromp.foundation.inputs import Constant, Inputs, is_constant
 from fromp.foundation.shards import Shards
-from fromp.foundation.state import State, check_finite, field, renamed, set_generator, tensor, weights
-from fromp.gp import ggn_diagonal
+from fromp.foundation.state import State, check_finite, field, renamed
+from fromp.functional_state import completed, restored
 from fromp.growth import grown
+from fromp.holding import Fixed, Hold, distances, drawn
 from fromp.keeping import Transform
 from fromp.likelihoods import Likelihood
 from fromp.memory import Held, Memory, Score, Select, assess, check_scores, per_class, random_score, remember
-from fromp.metrics.pointwise import Pointwise
 from fromp.metrics.tied import Tied
 from fromp.naming import LIKELIHOODS, built, description, name_of
-from fromp.old_network import frozen, restored, tensors_of
-from fromp.prior import wide, wide_weight
+from fromp.old_network import frozen, tensors_of
+from fromp.parabola import parabola, precision_with
+from fromp.prior import wide
 from fromp.protocol import no_penalty
 from fromp.remembering import Remembering
 
-Fixed = list[Tensor | None]  # what the metric of each hold has fixed at a task
 WAY_OUT = (
     "Hold probabilities, which bounds the penalty: metric=Divergence(2.0), the default of MixedPast. Or lower the "
     "strength or the learning rate, or clip the gradient."
 )
-
-
-@dataclass(frozen=True)
-class Hold:
-    """One term of a penalty: strength * sum over past tasks of the mean distance over a context's points."""
-
-    context: Context
-    metric: Pointwise | Tied
-    strength: float
-
-    def __post_init__(self) -> None:
-        number("strength", self.strength)
-        if self.metric.of_labels and not self.context.labelled:
-            raise FrompError(
-                f"{type(self.context).__name__} has no labels to hold; give Labels() with Remembered or Mixtures."
-            )
-        if isinstance(self.metric, Tied) and not self.context.whole:
-            raise FrompError(
-                f"{self.metric} ties all remembered points of a task together, and {self.context} gives other points; "
-                "hold it at Remembered()."
-            )
 
 
 class HeldAt(NamedTuple):
@@ -167,8 +141,9 @@ class Functional(Remembering):
         memories = self._beside(head)
         if any(now is not then for now, then in zip(memories, self.memories, strict=True)):
             self._set_past(self._past_of(memories), self._fixed)
-        holds = [hold for hold in self.holds if hold.strength]
-        if x is None and self._past.heads and any(isinstance(hold.context, PresentBatch) for hold in holds):
+        holds = self.holds
+        looks = any(isinstance(hold.context, PresentBatch) for hold in holds if hold.strength)
+        if x is None and looks and self._past.heads:
             warnings.warn(
                 "the heads of past tasks are not held at the present minibatch, because it was not given; write "
                 "penalty(x).",
@@ -177,7 +152,8 @@ class Functional(Remembering):
             )
         present = self._present(x, head, f, checked_keywords(self._network, "penalty", keywords))
         ranks = self.ranks if torch.is_grad_enabled() else ALONE
-        shares = self._distances(self._past, list(self._points(holds, self._past, present, ranks)))
+        terms = list(drawn(holds, self._past, present, self._generator, ranks))
+        shares = distances(terms, self._network, self._past.teacher, self.likelihood, self._fixed_of)
         if self.weight_strength and self.precision:
             shares.append(self._parabola())
         penalty = sum(shares[1:], shares[0]) if shares else no_penalty(self._network)
@@ -264,45 +240,22 @@ class Functional(Remembering):
         the names of the model's parameters are longer, or shorter, than those of the state.
         """
         mine = tensors_of(self.model)
-        state = renamed(_completed(state), ("weights", "teacher", "precision", "fingerprint"), prefix, mine)
-        device, now = self._place_of_model()
-        then = getattr(torch, field(state, "dtype", str), None)
-        memories = [Memory.from_state(m, device).to(device, then, now) for m in field(state, "memories", list)]
-        fixed = self._fixed_in(state, memories)
-        made_by = field(state, "keep", dict, type(None))
-        if made_by is not None:
-            self._keep.check(made_by)
-        if (field(state, "teacher", dict, type(None)) is None) != (not memories):
-            raise CheckpointError(f"{len(memories)} memories were saved beside the wrong network; restore a copy.")
-        teacher = past = None
-        if memories:
-            teacher = restored(self.model, state, "teacher")
-            try:
-                past = Past(memories, self._as_network(teacher))
-                for memory, (old, _) in zip(memories, past.outputs(), strict=True):
-                    self.likelihood.check_labels(memory.labels, old.shape[1])
-            except (RuntimeError, TypeError, LookupError, ValueError, AttributeError) as error:
-                raise CheckpointError(
-                    f"the saved memory does not fit the model ({error}); load into the same model."
-                ) from error
-        known = {name: wide_weight(weight) for name, weight in named_weights(teacher or self.model).items()}
-        precision = weights(state, "precision", known)
-        if wrong := [name for name, value in precision.items() if bool((value < 0).any())]:
-            raise CheckpointError(f"the saved precision of '{wrong[0]}' is negative; restore it from a copy.")
-        generator = torch.Generator()
-        set_generator(generator, state, "generator")
-        saved = as_fingerprint(field(state, "fingerprint", dict)) if past else None
-        self.precision, self._teacher, self._generator, self._made_by = precision, teacher, generator, made_by
-        self._set_past(past, fixed)
-        self._watch = WeightWatch(self._network, saved, fingerprint(teacher) if teacher else None, self._rows())
-        self._attributes, self._place = Attributes(), (device, now)
+        state = renamed(completed(state), ("weights", "teacher", "precision", "fingerprint"), prefix, mine)
+        place = self._place_of_model()
+        found = restored(state, self.model, self._as_network, self.likelihood, self.holds, self._keep, place)
+        self.precision, self._generator, self._made_by = found.precision, found.generator, found.made_by
+        self._teacher = found.teacher
+        self._set_past(found.past, found.fixed)
+        fixed = fingerprint(found.teacher) if found.teacher else None
+        self._watch = WeightWatch(self._network, found.fingerprint, fixed, self._rows())
+        self._attributes, self._place = Attributes(), place
 
     @classmethod
     def _loaded(
         cls, path: str | os.PathLike, model: nn.Module, likelihood: Likelihood | None, make: Any, prefix: str
     ) -> Self:
         """What `save` wrote, in the regulariser that `make(settings, likelihood)` gives."""
-        state = _completed(storage.read(path, cls.__name__))
+        state = completed(storage.read(path, cls.__name__))
         trainable(model)
         settings = field(state, "settings", dict)
         try:
@@ -316,43 +269,6 @@ class Functional(Remembering):
             raise CheckpointError(f"the saved output '{name}' is your own; give it again: load(..., output=...).")
         reg.load_state_dict(state, prefix)
         return reg
-
-    def _points(
-        self, holds: Sequence[Hold], past: Past, present: Present, ranks: Ranks
-    ) -> Iterator[tuple[Hold, Points]]:
-        """What each term holds in this step, this rank's share of it."""
-        before = None if torch.is_grad_enabled() else self._generator.get_state()
-        for hold in holds:
-            for points in hold.context.draw(past, present, self._generator):
-                together = hold.context.of_rank or isinstance(hold.metric, Tied) or ranks.size == 1
-                yield hold, points if together else points.share(ranks)
-        if before is not None:
-            self._generator.set_state(before)
-
-    def _distances(self, past: Past, terms: Sequence[tuple[Hold, Points]]) -> list[Tensor]:
-        """The share of each term, after one pass of each network."""
-        unknown = [(hold, points) for hold, points in terms if points.old is None and not hold.metric.of_labels]
-        with evaluating(self.model):
-            now = iter(outputs_of_parts(self._network, [points.inputs for _, points in terms if points.now is None]))
-            with torch.no_grad():
-                then = iter(outputs_of_parts(past.teacher, [points.inputs for _, points in unknown]))
-        shares = []
-        for hold, points in terms:
-            f = next(now) if points.now is None else points.now
-            old = next(then) if points.old is None and not hold.metric.of_labels else None
-            f = points.held(_cut(f, points.num_outputs or (f if old is None else old).shape[1], points, hold.metric))
-            if old is not None:
-                old = points.held(old)
-            else:
-                old = f if points.old is None or hold.metric.of_labels else points.old
-            if isinstance(hold.metric, Tied):
-                at = list(self.holds).index(hold)
-                parts = ((f[own] - old[own], self._fixed[task][at]) for task, own in points.tasks)
-                shares += [hold.strength * hold.metric.distance(d, fixed) for d, fixed in parts if fixed is not None]
-                continue
-            distance = hold.metric.distance(self.likelihood, f, old, points.labels)
-            shares.append(hold.strength * points.scale * distance.mean())
-        return shares
 
     def _present(self, x: "Inputs | None", head: Head, f: Tensor | None, keywords: Mapping[str, Constant]) -> Present:
         """The minibatch as the model takes it, under its own arguments and under others."""
@@ -372,7 +288,7 @@ class Functional(Remembering):
     def _beside(self, head: Head, memories: Sequence[Memory] | None = None) -> tuple[Memory, ...]:
         """The memories, where those with all outputs have them as their head once a task trains others beside them."""
         memories = self.memories if memories is None else memories
-        if self._past is None or head is None:
+        if self._past is None or head is None or all(memory.head is not None for memory in memories):
             return tuple(memories)
         widths = [range(total) for _, total in self._past.outputs()]
         return tuple(
@@ -381,34 +297,18 @@ class Functional(Remembering):
         )
 
     def _precision_with(self, task: Shards, memory: Memory, ranks: Ranks) -> dict[str, Tensor]:
-        """The precision of the past tasks, and the GGN of what is not kept of this one, divided by its size."""
-        names = tuple(dict.fromkeys([*self.precision, *trainable(self._network)]))
-        left = torch.ones(len(task), dtype=torch.bool)
-        left[memory.indices] = False
-        others = task.own(left.nonzero().flatten())
+        """The precision when a task has ended whose memory this is."""
         present = named_weights(self._network)
-        precision = {name: self._known(name, present[name], self.precision) for name in names}
-        ggn = {name: torch.zeros_like(known) for name, known in precision.items()}
-        with ranks.agreement():
-            if len(others):
-                ggn = ggn_diagonal(self._network, names, others, self.likelihood, memory.head)
-        return {name: precision[name] + ranks.total(g) / len(task) for name, g in ggn.items()}
+        names = dict.fromkeys([*self.precision, *trainable(self._network)])
+        known = {name: self._known(name, present[name], self.precision) for name in names}
+        return precision_with(known, self._network, task, memory, self.likelihood, ranks)
 
-    def _fixed_in(self, state: State, memories: Sequence[Memory]) -> list[Fixed]:
-        """What a state has fixed for the metrics of `holds`, in each task."""
-        tied = [isinstance(hold.metric, Tied) for hold in self.holds]
-        untied = [[None] * len(tied) for _ in memories]  # before there were such metrics
-        saved = field(state, "fixed", list) if "fixed" in state else untied
-        if any(not isinstance(own, list | tuple) for own in saved):
-            raise CheckpointError("the saved 'fixed' has not one list per task; restore it from a copy.")
-        if len(saved) != len(memories) or any([one is not None for one in own] != tied for own in saved):
-            raise CheckpointError("the state was saved with other metrics; give the same `holds`.")
-        found = []
-        for own, memory in zip(saved, memories, strict=True):
-            i = len(memory)
-            kept = (None if one is None else tensor({"fixed": one}, "fixed", -1, i, i, floating=True) for one in own)
-            found.append([None if one is None else one.to(device_of(self.model)) for one in kept])
-        return found
+    def _parabola(self) -> Tensor:
+        return parabola(named_weights(self.model), self._rows(), self.precision, self.weight_strength)
+
+    def _fixed_of(self, hold: Hold, task: int) -> Tensor | None:
+        """What the metric of a hold has fixed at a task."""
+        return self._fixed[task][self.holds.index(hold)]
 
     def _check_tied(self, memories: Sequence[Memory], what: str = "points cannot go") -> None:
         """An error if points of a task are to go, or to come, whose metric ties them together."""
@@ -418,16 +318,6 @@ class Functional(Remembering):
                 f"{tied} ties the points of a task together by data that are gone, so that {what}; forget the whole "
                 "task, or hold it with another metric."
             )
-
-    def _parabola(self) -> Tensor:
-        """weight_strength / 2 sum_w v_w (w - w_old)^2: a scalar."""
-        assert self._teacher is not None
-        now, then = named_weights(self.model), named_weights(self._teacher)
-        parts = [
-            (v * (now[name][: len(v)] if v.ndim else now[name]).sub(then[name]).square()).sum()
-            for name, v in self.precision.items()
-        ]
-        return 0.5 * self.weight_strength * torch.stack(parts).sum()
 
     def _as_network(self, teacher: nn.Module) -> nn.Module:
         return teacher if self._output is None else Picked(teacher, self._output)
@@ -493,23 +383,3 @@ class Functional(Remembering):
         if found:
             self._watch.check_rows(found)
         return bool(found)
-
-
-def _completed(state: Any) -> Any:
-    """A state with the entries that have been added since the first one."""
-    if not isinstance(state, dict):
-        return state
-    teacher = state.get("teacher") or {}
-    shapes = {name: list(value.shape) for name, value in teacher.items() if isinstance(value, Tensor)}
-    return {"settings": {}, "keep": None, "weights": shapes, **state}
-
-
-def _cut(f: Tensor, num_outputs: int, points: Points, metric: Pointwise | Tied) -> Tensor:
-    """The outputs that the old network had; all of them for labels, which new classes must not claim."""
-    if f.shape[1] < num_outputs:
-        raise DataError(
-            f"the model has {f.shape[1]} outputs, it had {num_outputs} when its last task ended; use the same model, "
-            "or one whose layers have grown: with more rows, of which the first are those they had."
-        )
-    whole = metric.of_labels or points.columns is not None or f.shape[1] == num_outputs
-    return f if whole else f[:, :num_outputs]

@@ -13,7 +13,8 @@ from fromp.contexts.remembered import Remembered
 from fromp.derivatives.model import Output
 from fromp.foundation.checked import Setting, count, number
 from fromp.foundation.collectives import Ranks
-from fromp.functional import Functional, Hold
+from fromp.functional import Functional
+from fromp.holding import Hold
 from fromp.keeping import Transform
 from fromp.likelihoods import Likelihood
 from fromp.metrics.divergence import Divergence

@@ -19,7 +19,7 @@ from fromp.composed import Composed
 from fromp.contexts.remembered import Remembered
 from fromp.foundation import storage
 from fromp.foundation.examples import TensorExamples
-from fromp.functional import Hold
+from fromp.holding import Hold
 from fromp.lab import data
 from fromp.lab.bench.cases import SETTINGS
 from fromp.lab.bench.steps import fromp_step, plain_step
