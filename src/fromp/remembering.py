@@ -323,6 +323,9 @@ class Remembering(ABC):
         return self.precision
 
     def _place_of_model(self) -> Place:
+        first = next(self._network.parameters(), None)
+        if first is not None and first.is_floating_point():
+            return first.device, first.dtype  # as below, and looked up in each step
         return device_of(self._network), dtype_of(self._network)
 
     def _check_place(self) -> None:

@@ -220,14 +220,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Dropout off, batch statistics frozen and autocast off inside; every module's own mode back afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
-        module.training = False
+        object.__setattr__(module, "training", False)  # a module's own way looks for parameters first, in each step
     device = device_of(model).type
     try:
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             yield
     finally:
         for module in training:
-            module.training = True
+            object.__setattr__(module, "training", True)
 
 
 def _everywhere(model: nn.Module, weights: Weights) -> dict[str, Tensor]:

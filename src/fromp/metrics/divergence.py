@@ -25,5 +25,6 @@ class Divergence(Pointwise):
         self, likelihood: Likelihood, f: Tensor, old: Tensor, labels: Sequence[tuple[Tensor | float, Tensor]]
     ) -> Tensor:
         t = self.temperature
-        mean = likelihood.mean(old / t)
-        return t**2 * (likelihood.nll(f / t, mean) - likelihood.nll(old / t, mean))
+        old = old / t
+        mean = likelihood.mean(old)
+        return t**2 * (likelihood.nll(f / t, mean) - likelihood.nll(old, mean))
