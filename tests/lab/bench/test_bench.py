@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fromp.lab import bench
-from fromp.lab.bench import SETTINGS, level, memory, scaling, steps, task_end
+from fromp.lab.bench import SETTINGS, memory, scaling, steps, task_end, ways
 from fromp.lab.bench.table import table
 
 
@@ -92,9 +92,9 @@ def test_points_drawn_within_every_task_are_the_whole_penalty_where_all_are_draw
     """Both ways: with the kernel of the drawn points, and with deviations that are remembered."""
     torch.manual_seed(0)
     model = torch.nn.Linear(6, 10)
-    reg = level.fromp(model)
-    monkeypatch.setattr(level, "BATCH", 2 * level.POINTS)
-    drawn = [level.Drawn(reg, own_kernels) for own_kernels in (True, False)]
+    reg = ways.fromp(model)
+    monkeypatch.setattr(ways, "BATCH", 2 * ways.POINTS)
+    drawn = [ways.Drawn(reg, own_kernels) for own_kernels in (True, False)]
     for _ in range(2):
         x, y = torch.randn(100, 6), torch.arange(100) % 10
         reg.end_task((x, y))
@@ -108,6 +108,37 @@ def test_points_drawn_within_every_task_are_the_whole_penalty_where_all_are_draw
     for one in drawn:
         found = torch.autograd.grad(one.penalty(), model.weight)[0]
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+
+
+def test_a_diagonal_as_control_variate_leaves_the_average_as_it_is(monkeypatch):
+    """Over all pairs of tasks the gradient is that of all points; the diagonal is that of the penalty's Hessian."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 10).double()
+    reg = ways.fromp(model)
+    one = ways.DiagonalForOthers(reg, control=True)
+    for _ in range(3):
+        one.end_task((torch.randn(100, 6).double(), torch.arange(100) % 10))
+
+    def gradient(penalty):
+        return torch.autograd.grad(penalty, model.weight)[0]
+
+    slope, h = torch.zeros_like(model.weight), 1e-5
+    for place in [(0, 0), (3, 4), (9, 5)]:
+        with torch.no_grad():
+            model.weight[place] += h
+        slope[place] = gradient(reg.penalty())[place] / h
+        with torch.no_grad():
+            model.weight[place] -= h
+        expected = reg.tau * one._h.sum(0)[: model.weight.numel()].view_as(model.weight)[place]
+        assert slope[place].item() == pytest.approx(expected.item(), rel=1e-2)
+    with torch.no_grad():
+        model.weight += 0.1 * torch.randn_like(model.weight)
+    found = []
+    for pair in ([0, 1], [0, 2], [1, 2]):
+        monkeypatch.setattr(reg, "_draw", lambda past, count, pair=pair: torch.tensor(pair))
+        found.append(gradient(one.penalty()))
+    torch.testing.assert_close(torch.stack(found).mean(0), gradient(reg.penalty()))
+    assert not torch.allclose(found[0], found[1], rtol=0.1)
 
 
 def test_the_cost_model_is_found_again():

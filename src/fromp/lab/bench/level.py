@@ -9,119 +9,31 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fromp.composed import Composed
-from fromp.contexts.remembered import Remembered
 from fromp.foundation import storage
 from fromp.foundation.examples import TensorExamples
-from fromp.holding import Hold
 from fromp.lab import data
-from fromp.lab.bench.cases import SETTINGS
+from fromp.lab.bench.cases import SETTINGS, Case
 from fromp.lab.bench.steps import fromp_step, plain_step
+from fromp.lab.bench.ways import BATCH, DER, PLAN, POINTS, WAYS, Held, fromp
 from fromp.lab.benchmarks.streams import Permuted
-from fromp.lab.methods.fromp import CARD
+from fromp.lab.methods.rehearsal import DERpp
 from fromp.lab.results.environment import environment
 from fromp.lab.results.metrics import summarise
-from fromp.lab.results.plan import Plan
 from fromp.learn.networks import initialise, mlp
 from fromp.likelihoods import Categorical
-from fromp.metrics.full_kernel import FullKernel
-from fromp.metrics.logits import Logits
 from fromp.mixed_past import MixedPast
-from fromp.protocol import no_penalty
+from fromp.protocol import penalty_at
 from fromp.refresh import at_every_end, never, when_doubled
 from fromp.regulariser import FROMP
 
-BENCHMARK, TASKS, EPOCHS, SEEDS, POINTS, BATCH = "permuted-digits", 6, 10, 3, 50, 32
-PLAN = Plan.of(BENCHMARK, CARD.name).flat()
-
-
-class Held(Protocol):
-    """What a loop needs of a regulariser."""
-
-    def penalty(self) -> Tensor: ...
-    def end_task(self, data: Any) -> None: ...
-
-
-def fromp(model: nn.Module, **changes: Any) -> FROMP:
-    """FROMP with the preset of the benchmark, and some settings changed."""
-    own: dict[str, Any] = {name: PLAN[name] for name in ("tau", "prior_precision", "jitter")} | changes
-    return FROMP(model, Categorical(), memory_size=POINTS, **own)
-
-
-class Drawn:
-    """Points drawn within every task, in turns: `BATCH` of them per step over all tasks, scaled up to all points.
-
-    own_kernels: whether the kernel is that of the drawn points (S-FSVI's way), which is inverted in each step, or that
-    of all points, of which those that are not drawn keep the deviation that they had when they last were.
-    """
-
-    def __init__(self, reg: FROMP, own_kernels: bool) -> None:
-        self._reg, self._own_kernels = reg, own_kernels
-        self._generator = torch.Generator().manual_seed(0)
-
-    def end_task(self, data: Any) -> None:
-        self._reg.end_task(data)
-        anchors = self._reg._anchors()
-        self._x = torch.stack([a.memory.inputs for a in anchors])  # type: ignore[misc]
-        self._mean = torch.stack([a.mean for a in anchors])
-        self._inverse = torch.cat([a.kernel.inverse for a in anchors if isinstance(a.kernel, FullKernel)])
-        self._kernel = torch.linalg.inv(self._inverse.double()) if self._own_kernels else self._inverse
-        self._d, self._u = torch.zeros_like(self._mean), torch.zeros_like(self._mean)
-        self._order = torch.empty(len(anchors), 0, dtype=torch.long)
-
-    def penalty(self) -> Tensor:
-        if not self._reg.memories:
-            return no_penalty(self._reg.model)
-        t, c, i = self._mean.shape
-        k = max(1, BATCH // t)
-        if self._order.shape[1] < k:
-            self._order = torch.rand(t, i, generator=self._generator).argsort(1)
-        drawn, self._order = self._order[:, :k], self._order[:, k:]
-        m = self._reg.likelihood.mean(self._reg.model(self._x[torch.arange(t)[:, None], drawn].flatten(0, 1)))
-        places = drawn[:, None].expand(t, c, k)
-        d = m.view(t, k, c).mT - self._mean.gather(2, places)
-        rows = self._kernel.gather(2, drawn[:, None, :, None].expand(t, c, k, i))
-        if self._own_kernels:
-            factor = torch.linalg.cholesky(rows.gather(3, drawn[:, None, None].expand(t, c, k, k))).to(d.dtype)
-            distance = torch.linalg.solve_triangular(factor, d[..., None], upper=False).square().sum()
-            return 0.5 * self._reg.tau * i / k * distance
-        with torch.no_grad():
-            self._u += torch.einsum("tcki,tck->tci", rows, d - self._d.gather(2, places))
-            self._d.scatter_(2, places, d.detach())
-        return self._reg.tau * i / k * (self._u.gather(2, places) * d).sum()
-
-
-class EveryFourth:
-    """The whole penalty at every fourth step, four times as strong."""
-
-    def __init__(self, reg: FROMP) -> None:
-        self._reg, self._step, self.end_task = reg, 0, reg.end_task
-
-    def penalty(self) -> Tensor:
-        self._step += 1
-        return no_penalty(self._reg.model) if self._step % 4 else 4 * self._reg.penalty()
-
-
-WAYS: dict[str, tuple[bool, Callable[[nn.Module], Held] | None]] = {  # whether its gradient is clipped, as FROMP's is
-    "plain training": (False, None),
-    "all points": (True, fromp),
-    "two tasks per step": (True, partial(fromp, tasks_per_step=2)),
-    "points of every task, their own kernel": (True, lambda model: Drawn(fromp(model), True)),
-    "points of every task, deviations remembered": (True, lambda model: Drawn(fromp(model), False)),
-    "every fourth step, times four": (True, lambda model: EveryFourth(fromp(model))),
-    "`Composed`: remembered points, logits": (
-        False, lambda m: Composed(m, Categorical(), [Hold(Remembered(BATCH), Logits(), 0.03)], POINTS)
-    ),
-    "`MixedPast`": (
-        False, lambda m: MixedPast(m, Categorical(), POINTS, 0.03, 0.02, points_per_step=BATCH, metric=Logits())
-    ),
-}  # fmt: skip
+BENCHMARK, TASKS, EPOCHS, SEEDS = "permuted-digits", 6, 10, 3
+ROUNDS, STEPS = 20, 10  # of which the fastest round of a way counts, as a mean over its steps
 RULES = {rule.__name__: rule for rule in (at_every_end, when_doubled, never)}
 
 
@@ -192,26 +104,31 @@ def steps() -> list[dict[str, Any]]:
     rows, setting = [], SETTINGS["mlp"]()
     x, y = setting.images(setting.batch_size), setting.labels(setting.batch_size)
     for past in (1, 9, 50):
-        prior, mixed = setting.prior(past), MixedPast(setting.model, Categorical(), points_per_step=setting.batch_size)
+        prior = setting.prior(past)
+        held: dict[str, MixedPast | DERpp] = {
+            "`MixedPast`": MixedPast(setting.model, Categorical(), points_per_step=setting.batch_size),
+            "`MixedPast`, 256 points": MixedPast(setting.model, Categorical(), points_per_step=256),
+            "DER++": DERpp(setting.model, Categorical(), 200, setting.batch_size, **DER, seed=0),
+        }
         for _ in range(past):
-            mixed.end_task(TensorExamples(setting.images(200), setting.labels(200)))
-
-        def mixed_step(mixed: MixedPast = mixed) -> None:
-            setting.optimizer.zero_grad()
-            (F.cross_entropy(setting.model(x), y) + mixed.penalty(x)).backward()
-            setting.optimizer.step()
-
+            examples = TensorExamples(setting.images(200), setting.labels(200))
+            for reg in held.values():
+                reg.end_task(examples)
+        drawn = torch.tensor([0, past - 1]).unique()
         ways: dict[str, Callable[[], None]] = {
             "plain training": partial(plain_step, setting, [(x, y)]),
             "all points": partial(fromp_step, setting, x, y, prior, None),
-            "`MixedPast`": mixed_step,
+            "two tasks per step": partial(fromp_step, setting, x, y, prior, drawn),
+            **{way: partial(_held_step, setting, x, y, reg) for way, reg in held.items()},
         }
         spent: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(20):
+        for _ in range(ROUNDS):
             for way, step in ways.items():
-                start = time.process_time()  # the machine may be busy, and a plain step is short
-                step()
-                spent[way].append(time.process_time() - start)
+                step()  # in training, a step finds in the caches what its like has left
+                start = time.process_time()  # the machine may be busy
+                for _ in range(STEPS):
+                    step()
+                spent[way].append((time.process_time() - start) / STEPS)
         seconds = {way: min(values) for way, values in spent.items()}
         ratio = {way: value / seconds["plain training"] for way, value in seconds.items()}
         rows.append({"past_tasks": past, "seconds": seconds, "ratio": ratio})
@@ -256,9 +173,10 @@ def table(report: dict[str, Any]) -> str:
     past = report["steps"]["rows"] if "steps" in report else []
     heads = "".join(f" step, {row['past_tasks']} past tasks |" for row in past)
     lines.append(f"\n| penalty | accuracy, mean ± standard error |{heads}\n|---|---:|" + "---:|" * len(past))
-    for row in report["accuracy"]["rows"]:
-        cost = "".join(f" {one['ratio'][row['way']]:.1f} x |" if row["way"] in one["ratio"] else " |" for one in past)
-        lines.append(f"| {row['way']} | {_percent(row)} |{cost}")
+    reached = {row["way"]: _percent(row) for row in report["accuracy"]["rows"]}
+    for way in dict.fromkeys([*reached, *(way for one in past for way in one["ratio"])]):
+        cost = "".join(f" {one['ratio'][way]:.1f} x |" if way in one["ratio"] else " |" for one in past)
+        lines.append(f"| {way} | {reached.get(way, '')} |{cost}")
     return "\n".join(lines)
 
 
@@ -271,6 +189,12 @@ def _percent(row: dict[str, Any]) -> str:
     found = summarise(row["accuracy"])
     assert found is not None
     return f"{100 * found.mean:.1f} ± {100 * found.stderr:.1f} ({found.n})"
+
+
+def _held_step(setting: Case, x: Tensor, y: Tensor, reg: MixedPast | DERpp) -> None:
+    setting.optimizer.zero_grad()
+    (F.cross_entropy(setting.model(x), y) + penalty_at(reg, lambda: x)).backward()
+    setting.optimizer.step()
 
 
 def _tensors(examples: TensorExamples) -> tuple[Tensor, Tensor]:
