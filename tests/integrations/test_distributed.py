@@ -10,7 +10,6 @@ import pytest
 import torch
 from oracles import ranks
 
-from fromp import FROMP
 from fromp.foundation import storage
 from fromp.foundation.state import flatten
 
@@ -109,14 +108,16 @@ def test_four_ranks_hold_what_one_process_holds(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_stream_in_single_precision_ends_where_one_process_ends(tmp_path, size):
+@pytest.mark.parametrize("kind", ranks.STREAMS)
+def test_a_stream_in_single_precision_ends_where_one_process_ends(tmp_path, kind, size):
     """Also if every rank is killed after a task and the stream goes on from what rank 0 has saved."""
-    expected = ranks.stream(alone, 0, 1, tmp_path / "alone")
-    killed = torchrun(tmp_path, size, "stream", KILLED_AFTER="1")
+    expected = ranks.stream(alone, kind, 0, 1, tmp_path / "alone")
+    killed = torchrun(tmp_path, size, kind, KILLED_AFTER="1")
     assert killed.returncode != 0
-    assert len(FROMP.load(tmp_path / "reg", ranks.network(torch.float32)).memories) in (1, 2)
-    ended = torchrun(tmp_path, size, "stream")
+    reg = type(ranks.KINDS[kind](ranks.network(torch.float32)))
+    assert len(reg.load(tmp_path / "reg", ranks.network(torch.float32)).memories) in (1, 2)
+    ended = torchrun(tmp_path, size, kind)
     assert ended.returncode == 0, ended.stderr
     for rank in range(size):
-        found = storage.read(tmp_path / "stream" / str(rank), "stream")
+        found = storage.read(tmp_path / kind / str(rank), kind)
         assert_close(found["model"], expected["model"], 1e-5)

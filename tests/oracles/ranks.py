@@ -50,6 +50,7 @@ KINDS = {
     "few": partial(mixed, points=3),  # fewer than four ranks
     "tied": lambda model: Composed(model, Categorical(), [Hold(Remembered(), DataWide(), 0.6)], 9),
 }
+STREAMS = ["memorable", "mixed"]  # kinds that learn a whole stream
 COPIED = {"mixed", "few", "tied"}  # kinds that keep a copy of the network
 
 
@@ -103,14 +104,14 @@ def sampled(reg: FROMP, data, head, rank: int, size: int) -> None:
     reg.end_task(DataLoader(dataset, 5, sampler=sampler), head)
 
 
-def stream(wrap, rank: int, size: int, folder: Path, epochs: int = 8) -> State:
+def stream(wrap, kind: str, rank: int, size: int, folder: Path, epochs: int = 8) -> State:
     """Three tasks in single precision, each step on the same minibatch however many ranks share it."""
     model = network(torch.float32).eval()
     ddp = wrap(model)
-    reg = regulariser(ddp)
+    reg = KINDS[kind](ddp)
     first = 0
     if (folder / "reg").exists():
-        reg = FROMP.load(folder / "reg", ddp)
+        reg = type(reg).load(folder / "reg", ddp)
         model.load_state_dict(storage.read(folder / "model", "weights"))
         first = len(reg.memories)
     for k in range(first, len(HEADS)):
@@ -119,7 +120,8 @@ def stream(wrap, rank: int, size: int, folder: Path, epochs: int = 8) -> State:
         for step in range(epochs):
             batch = torch.arange(step % 3, step % 3 + 24).view(size, -1)[rank]
             optimizer.zero_grad()
-            (F.cross_entropy(ddp(x[batch])[:, HEADS[k]], y[batch]) + reg.penalty()).backward()
+            penalty = penalty_at(reg, partial(x.__getitem__, batch), HEADS[k])
+            (F.cross_entropy(ddp(x[batch])[:, HEADS[k]], y[batch]) + penalty).backward()
             optimizer.step()
         reg.end_task((x[rows(rank, size)], y[rows(rank, size)]), HEADS[k])
         if rank == 0:
@@ -212,7 +214,7 @@ def main() -> None:
         "sampler": lambda: states(wrap, rank, size, sampled),
         "plain": lambda: averaged(states(lambda model: model, rank, size, whole_tensors), size),
         "split": lambda: gathered_gradients(states(split, rank, size, whole_tensors, KINDS.keys() - COPIED)),
-        "stream": lambda: stream(wrap, rank, size, folder),
+        **{kind: partial(stream, wrap, kind, rank, size, folder) for kind in STREAMS},
         "mistakes": lambda: mistakes(wrap, rank, size),
     }
     for scenario in scenarios:
