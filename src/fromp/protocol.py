@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fromp.derivatives.model import device_of
 from fromp.foundation.examples import TaskData
-from fromp.foundation.inputs import Inputs
+from fromp.foundation.inputs import Constant, Inputs
 from fromp.foundation.state import State
 from fromp.likelihoods import Likelihood
 
@@ -65,10 +65,15 @@ class Regulariser(Protocol):
         """Return to a state that `state_dict` gave, on the model's device."""
 
 
-def penalty_at(regulariser: Regulariser, x: Callable[[], Inputs], head: Sequence[int] | None = None) -> Tensor:
-    """The penalty of a step: at the minibatch that `x` gives, trained on a head, if the regulariser looks at it."""
+def penalty_at(
+    regulariser: Regulariser, x: Callable[[], Inputs], head: Sequence[int] | None = None, **keywords: Constant
+) -> Tensor:
+    """The penalty of a step: at the minibatch that `x` gives, trained on a head, if the regulariser looks at it.
+
+    keywords: further arguments of the model's forward, such as task="b".
+    """
     at: Any = regulariser.penalty
-    return at(x(), head) if getattr(regulariser, "looks_at_minibatch", False) else at()
+    return at(x(), head, **keywords) if getattr(regulariser, "looks_at_minibatch", False) else at()
 
 
 def no_penalty(model: nn.Module) -> Tensor:

@@ -32,6 +32,7 @@ class Naive:
     def __init__(self, model, plugins, head=slice(None)):
         self.model, self.plugins, self.head = model, plugins, head
         self.experience, self.loss, self.events = None, torch.zeros(1), []
+        self.named = {}  # arguments of the model's forward
 
     def trigger(self, event):
         self.events.append(event)
@@ -54,7 +55,7 @@ class Naive:
                 self.optimizer.zero_grad()
                 self.loss = torch.zeros(1)
                 self.trigger("before_forward")
-                output = self.model(self.mb_x)
+                output = self.model(self.mb_x, **self.named)
                 self.trigger("after_forward")
                 self.loss += F.cross_entropy(output[:, self.head], self.mb_y)
                 self.trigger("before_backward")
@@ -90,6 +91,28 @@ def test_mixed_past_is_given_the_minibatch():
     strategy = Naive(model, [plugin])
     for k, strategy.head in enumerate(stream.HEADS):
         plugin.how["head"] = strategy.head
+        strategy.train(k)
+    stream.assert_equal(model, expected)
+    stream.assert_same_memory(plugin.regulariser, kept)
+
+
+def test_a_model_that_is_told_its_task():
+    """What `end_task` is told goes to the penalty as well, which passes it to the model."""
+    expected = stream.Named()
+    kept = stream.mixed(expected)
+    for k, name in enumerate(stream.NAMES):
+        optimizer = torch.optim.Adam(expected.parameters(), stream.LR)
+        for _ in range(stream.EPOCHS):
+            for x, y in stream.loader(k):
+                optimizer.zero_grad()
+                (F.cross_entropy(expected(x, name), y) + kept.penalty(x, task=name)).backward()
+                optimizer.step()
+        kept.end_task(stream.loader(k), task=name)
+    model = stream.Named()
+    plugin = RegulariserPlugin(stream.mixed(model))
+    strategy = Naive(model, [plugin])
+    for k, name in enumerate(stream.NAMES):
+        plugin.how["task"] = strategy.named["task"] = name
         strategy.train(k)
     stream.assert_equal(model, expected)
     stream.assert_same_memory(plugin.regulariser, kept)

@@ -9,11 +9,23 @@ from fromp import FROMP, Categorical, MixedPast, Regulariser
 
 TASKS, EPOCHS, BATCH, LR = 3, 2, 10, 1e-2
 HEADS = [[0, 1, 2], [5, 3, 4], [6, 7, 8]]
+NAMES = ["a", "b", "a"]  # one of them comes back
 
 
 def network(outputs: int = 3) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+class Named(nn.Module):
+    """A head for each task, chosen by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.heads = network(16), nn.ModuleDict({name: nn.Linear(16, 3) for name in "ab"})
+
+    def forward(self, x: torch.Tensor, task: str) -> torch.Tensor:
+        return self.heads[task](self.trunk(x).relu())
 
 
 def task(k: int) -> TensorDataset:

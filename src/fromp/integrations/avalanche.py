@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fromp.derivatives.model import bare
 from fromp.foundation.errors import FrompError
-from fromp.integrations.part import part_of
-from fromp.protocol import Regulariser, penalty_at
+from fromp.integrations.part import part_of, penalty_in
+from fromp.protocol import Regulariser
 
 
 class RegulariserPlugin:
@@ -33,8 +33,7 @@ class RegulariserPlugin:
                 f"the strategy trains a {type(strategy.model).__name__} that is not the regulariser's model; give both "
                 "the same one."
             )
-        penalty = penalty_at(self.regulariser, lambda: strategy.mb_x, self.how.get("head"))
-        strategy.loss = strategy.loss + penalty
+        strategy.loss = strategy.loss + penalty_in(self.regulariser, lambda: strategy.mb_x, self.how)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """The experience's own data are the task, without what other plugins have mixed in, such as replay."""

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 
 from fromp.foundation.collectives import ALONE
 from fromp.foundation.examples import labelled
+from fromp.foundation.inputs import Inputs
 from fromp.protocol import Regulariser, penalty_at
 
 WHOLE = (SequentialSampler, RandomSampler, DistributedSampler)
@@ -27,6 +28,11 @@ def part_of(
     return DataLoader(loader.dataset, sampler=sampler, collate_fn=lambda items: convert(collate(items)))
 
 
+def penalty_in(regulariser: Regulariser, x: Callable[[], Inputs], ending: Mapping[str, Any]) -> Tensor:
+    """The penalty of a step at the minibatch that x gives, of the task that `end_task(..., **ending)` will end."""
+    return penalty_at(regulariser, x, **{name: value for name, value in ending.items() if name != "scores"})
+
+
 def penalty_of(regulariser: Regulariser, batch: Any, ending: Mapping[str, Any]) -> Tensor:
-    """The penalty of a step on a labelled minibatch, of the task that `end_task(..., **ending)` will end."""
-    return penalty_at(regulariser, lambda: labelled(batch)[0], ending.get("head"))
+    """The same on a labelled minibatch."""
+    return penalty_in(regulariser, lambda: labelled(batch)[0], ending)

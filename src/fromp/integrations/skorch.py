@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from fromp.foundation.errors import FrompError, install
-from fromp.protocol import Regulariser, penalty_at
+from fromp.integrations.part import penalty_in
+from fromp.protocol import Regulariser
 
 try:
     from skorch.callbacks import Callback
@@ -50,8 +51,7 @@ class RegulariserCallback(Callback):
     def on_grad_computed(self, net: Any, batch: Any = None, training: bool = False, **kwargs: Any) -> None:
         """Add to the gradients; callbacks that clip stand behind this one."""
         if training:
-            x = partial(self._inputs, net, batch)
-            penalty_at(self.regulariser_, x, self.how.get("head")).backward()
+            penalty_in(self.regulariser_, partial(self._inputs, net, batch), self.how).backward()
 
     def _inputs(self, net: Any, batch: Any) -> Any:
         """What the module is given of a minibatch."""
