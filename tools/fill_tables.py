@@ -323,9 +323,9 @@ def own_months(results: Path, stream: str) -> str:
     return months.table(json.loads((results / "months" / f"{stream}.json").read_text(encoding="utf-8")))
 
 
-def text(results: Path) -> str:
-    """What became of a pre-trained encoder on the stream of `tools/text_stream.py`."""
-    return text_stream.table(results / "text")
+def text(results: Path, stream: str) -> str:
+    """What became of a pre-trained encoder on a stream of `tools/text_stream.py`."""
+    return text_stream.table(results / "text", stream)
 
 
 UNCERTAINTY = {  # what `tools/uncertainty.py` measures, and the heading of its column

