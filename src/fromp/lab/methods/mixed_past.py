@@ -13,7 +13,8 @@ from fromp.derivatives.model import of_head, outputs, trains_as_it_predicts
 from fromp.foundation import inputs
 from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import TaskData, as_examples
-from fromp.functional import Functional, Hold
+from fromp.functional import Functional
+from fromp.holding import Hold
 from fromp.lab.methods.base import HeadBatch, Method, Penalised
 from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, settings
