@@ -129,7 +129,7 @@ def test_every_event_of_the_plugin_is_one_of_the_strategy():
 
 def test_another_model_is_refused():
     strategy = Naive(stream.network(), [RegulariserPlugin(stream.regulariser(stream.network()))])
-    with pytest.raises(FrompError, match="trains a Sequential that is not the regulariser's model"):
+    with pytest.raises(FrompError, match="model, a Sequential, is no part of the Sequential that is trained"):
         strategy.train(0)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from oracles import stream
 
-from fromp import CheckpointError
+from fromp import CheckpointError, FrompError
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +57,14 @@ def test_the_bits_of_the_loop_by_hand(tmp_path, options):
         ).fit(module(network), stream.loader(k))
     stream.assert_equal(network, expected)
     stream.assert_same_memory(reg, kept)
+
+
+def test_another_model_is_refused(tmp_path):
+    from fromp.integrations.lightning import RegulariserCallback
+
+    callback = RegulariserCallback(stream.regulariser(stream.network()))
+    with pytest.raises(FrompError, match="model, a Sequential, is no part of the Module that is trained"):
+        trainer(tmp_path, callback).fit(module(stream.network()), stream.loader(0))
 
 
 def test_mixed_past_is_given_the_minibatch(tmp_path):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from oracles import stream
 from torch import nn
 
-from fromp import FROMP
+from fromp import FROMP, FrompError
 from fromp.foundation import storage
 
 pytestmark = pytest.mark.slow
@@ -68,6 +68,11 @@ def test_the_bits_of_the_loop_by_hand(tmp_path, options):
     for a, b in zip(reg.memories, kept.memories, strict=True):
         assert torch.equal(a.inputs["x"], b.inputs)
     assert reg.penalty() == kept.penalty()
+
+
+def test_another_model_is_refused(tmp_path):
+    with pytest.raises(FrompError, match="model, a Net, is no part of the Net that is trained"):
+        trainer(Net(), 0, tmp_path, stream.regulariser(Net())).train()
 
 
 def test_mixed_past_is_given_the_minibatch(tmp_path):

@@ -2,12 +2,9 @@
 
 from typing import Any, final
 
-from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from fromp.derivatives.model import bare
-from fromp.foundation.errors import FrompError
-from fromp.integrations.part import part_of, penalty_in
+from fromp.integrations.part import check_trained, part_of, penalty_in
 from fromp.protocol import Regulariser
 
 
@@ -27,12 +24,7 @@ class RegulariserPlugin:
 
     def before_backward(self, strategy: Any, **kwargs: Any) -> None:
         """The strategy's loss is that of its minibatch; it calls this just before it goes back."""
-        held: nn.Module = bare(self.regulariser.model)
-        if bare(strategy.model) is not held:
-            raise FrompError(
-                f"the strategy trains a {type(strategy.model).__name__} that is not the regulariser's model; give both "
-                "the same one."
-            )
+        check_trained(strategy.model, self.regulariser)
         strategy.loss = strategy.loss + penalty_in(self.regulariser, lambda: strategy.mb_x, self.how)
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from fromp.derivatives.model import device_of, dtype_of
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.foundation.state import State
-from fromp.integrations.part import part_of, penalty_of
+from fromp.integrations.part import check_trained, part_of, penalty_of
 from fromp.protocol import Regulariser
 
 try:
@@ -25,17 +25,19 @@ class RegulariserCallback(Callback):
         reg = FROMP(module.network, Categorical())
         Trainer(callbacks=[RegulariserCallback(reg)]).fit(module, loader)
 
-    how: further arguments of `end_task`, such as head=[2, 3].
+    how: further arguments of `end_task`, such as head=[2, 3]. They can change between fits:
+        `callback.how["head"] = [4, 5]`.
 
     With `automatic_optimization=False` each `manual_backward` adds the penalty.
     """
 
     def __init__(self, regulariser: Regulariser, **how: Any) -> None:
-        self.regulariser, self._how = regulariser, how
+        self.regulariser, self.how = regulariser, how
         self._batch: Any = None  # of the step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """What is kept goes where the Trainer has brought the model, and has its precision."""
+        check_trained(pl_module, self.regulariser)
         bring = getattr(self.regulariser, "to", None)
         if bring is not None:
             model = self.regulariser.model
@@ -49,7 +51,7 @@ class RegulariserCallback(Callback):
         """Add the penalty in place, in the units of the loss: divided by the accumulated batches, scaled for fp16."""
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         share = 1 / trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1.0
-        penalty = penalty_of(self.regulariser, self._batch, self._how)
+        penalty = penalty_of(self.regulariser, self._batch, self.how)
         loss.add_(share * (penalty if scaler is None else scaler.scale(penalty)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -58,7 +60,7 @@ class RegulariserCallback(Callback):
         data: Any = trainer.train_dataloader
         if isinstance(data, DataLoader):  # end_task names what anything else is
             data = part_of(data, self.regulariser, trainer.precision_plugin.convert_input)
-        self.regulariser.end_task(data, **self._how)
+        self.regulariser.end_task(data, **self.how)
 
     def state_dict(self) -> State:
         """What the checkpoint keeps of it: the state of the regulariser."""

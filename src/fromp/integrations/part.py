@@ -1,17 +1,29 @@
-"""The data of a task, and of a step, out of a framework's loader."""
+"""What every framework needs: the data of a task, and of a step, out of its loader, and whether it trains our model."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+from fromp.derivatives.model import bare
 from fromp.foundation.collectives import ALONE
+from fromp.foundation.errors import FrompError
 from fromp.foundation.examples import labelled
 from fromp.foundation.inputs import Inputs
 from fromp.protocol import Regulariser, penalty_at
 
 WHOLE = (SequentialSampler, RandomSampler, DistributedSampler)
+
+
+def check_trained(model: nn.Module, regulariser: Regulariser) -> None:
+    """An error unless the model that a framework trains is the regulariser's, or has it within."""
+    held: nn.Module = bare(regulariser.model)
+    if bare(model) is not held and all(part is not held for part in model.modules()):
+        raise FrompError(
+            f"the regulariser's model, a {type(held).__name__}, is no part of the {type(model).__name__} that is "
+            "trained; give both the same one."
+        )
 
 
 def part_of(

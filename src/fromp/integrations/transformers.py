@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fromp.foundation import storage
-from fromp.integrations.part import part_of, penalty_of
+from fromp.integrations.part import check_trained, part_of, penalty_of
 from fromp.protocol import Regulariser
 
 FOLDER = "fromp"  # within a checkpoint or a saved model
@@ -45,6 +45,7 @@ class RegulariserMixin:
 
     def get_train_dataloader(self) -> DataLoader:
         """The Trainer's, whose dataset and collator are those of the task."""
+        check_trained(self.model, self.regulariser)  # type: ignore[attr-defined]  # `train` has made its model by now
         self._data = super().get_train_dataloader()  # type: ignore[misc]
         return self._data
 
