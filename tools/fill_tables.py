@@ -17,6 +17,7 @@ from typing import Any
 import approximations
 import batch_norm
 import first_month
+import lost_blobs
 import months
 import profile_step
 import safety_grid
@@ -357,6 +358,11 @@ def relaxed(results: Path, what: str) -> str:
     return (approximations.points_table if what.endswith("-points") else approximations.table)(found)
 
 
+def lost(results: Path) -> str:
+    """What `tools/lost_blobs.py` has measured."""
+    return lost_blobs.table(json.loads((results / "approximations" / "toy-lost.json").read_text(encoding="utf-8")))
+
+
 def guarantees(results: Path) -> str:
     """What is promised, the test that keeps it, and the figure of the latest campaign."""
     return Table(["promise", "test", "latest figure"], promises.table(results)).markdown(numbers=False)
@@ -367,7 +373,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
     "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
     "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty, "text": text,
-    "relaxed": relaxed,
+    "relaxed": relaxed, "lost": lost,
     "guarantees": guarantees,
 }  # fmt: skip
 
