@@ -2,13 +2,18 @@
 
     python tools/figures.py [--results DIR]
 
-A figure that is not rendered there stays as it is.
+A figure that is not rendered there stays as it is. The cost of a step is drawn from DIR/bench/bench.json, which
+`fromp bench` wrote.
 """
 
 import argparse
+import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from PIL import Image
+
+from fromp.lab.report.figures import cost, style
 
 FIGURES = (
     "cifar-bars", "entropy", "memorable-cifar", "memorable-mnist", "memory-mnist", "task-boundaries", "toy",
@@ -32,11 +37,16 @@ def copy(source: Path, target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Bring rendered figures of the paper into docs/figures.")
     parser.add_argument("--results", type=Path, default=Path("results"))
-    folder = parser.parse_args().results / "paper"
+    results, figures = parser.parse_args().results, Path("docs/figures")
     for name in FIGURES:
-        if (source := folder / f"figure-{name}.png").exists():
-            copy(source, target := Path("docs/figures") / f"{name}.png")
+        if (source := results / "paper" / f"figure-{name}.png").exists():
+            copy(source, target := figures / f"{name}.png")
             print(target)
+    if (measured := results / "bench" / "bench.json").exists():
+        with TemporaryDirectory() as scratch:
+            style.save(cost.step_cost(json.loads(measured.read_text())["steps"]), Path(scratch) / "step-cost")
+            copy(Path(scratch) / "step-cost.png", target := figures / "step-cost.png")
+        print(target)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python tools/uncertainty.py split-digits permuted-digits split-mnist sine diabetes --seeds 3
 
 Held-out training data of the last task alone set the temperature and the noise, as in continual learning. Writes
-results/uncertainty/STREAM.json and docs/figures/reliability.png.
+results/uncertainty/STREAM.json and docs/figures/reliability.png; without a stream, only the figure is drawn again.
 """
 
 import argparse
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
@@ -25,13 +27,16 @@ from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.engine.run import Run
 from fromp.lab.engine.tune import HELD_OUT
 from fromp.lab.methods.base import Penalised
+from fromp.lab.report.figures import style
 from fromp.lab.results.environment import environment
+from fromp.lab.results.format import seeds_of
 from fromp.lab.results.plan import Plan
 from fromp.likelihoods import moderated
 
 ROOT = Path(__file__).parent.parent
 POINTS = 60  # test points per task, and as many that belong to none
 BINS = 10
+FEWEST = 5  # answers in a bin that is drawn
 SAMPLES = 200
 LEVEL = 0.9
 TEMPERATURES = [0.25 * 1.1**k for k in range(40)]
@@ -225,29 +230,32 @@ def _mean(of_tasks: list[dict]) -> dict:
     return found | {"bins": torch.tensor([one["bins"] for one in of_tasks]).sum(0).tolist()}
 
 
+@rc_context(style.STYLE)
 def figure(results: Path, path: Path) -> None:
     """Reliability: the share of right answers over the stated probability, summed over seeds and tasks."""
-    import matplotlib.pyplot as plt
-
     files = [file for file in sorted(results.glob("*.json")) if "softmax" in json.loads(file.read_text())["runs"][0]]
-    shown, axes = plt.subplots(1, len(files), figsize=(4.2 * len(files), 3.8), squeeze=False)
-    for axis, file in zip(axes[0], files, strict=True):
-        runs = json.loads(file.read_text())["runs"]
-        axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
-        for name, mark in (("softmax", "o-"), ("temperature", "s-"), ("memory, probit", "^-")):
+    shown = Figure(figsize=(3.4 * len(files), 3.8), layout="constrained")
+    for index, file in enumerate(files):
+        axes, runs = shown.add_subplot(1, len(files), index + 1), json.loads(file.read_text())["runs"]
+        axes.plot([0, 1], [0, 1], color=style.INK, alpha=0.4, linewidth=1)
+        for place, name in enumerate(("softmax", "temperature", "memory, probit")):
             bins = torch.tensor([run[name]["bins"] for run in runs]).sum(0)
-            bins = bins[bins[:, 2] >= 5]
-            axis.plot(bins[:, 0] / bins[:, 2], bins[:, 1] / bins[:, 2], mark, label=name, markersize=4)
-        axis.set(title=file.stem, xlabel="stated probability of the predicted class", xlim=(0, 1.02), ylim=(0, 1.02))
-    axes[0][0].set_ylabel("share of right answers")
-    axes[0][0].legend(frameon=False)
-    shown.tight_layout()
-    shown.savefig(path, dpi=110)
+            bins = bins[bins[:, 2] >= FEWEST]
+            look = style.look(place)
+            axes.plot(
+                bins[:, 0] / bins[:, 2], bins[:, 1] / bins[:, 2], color=look.colour, marker=look.marker, label=name
+            )
+        axes.set(title=f"{file.stem}, {seeds_of([len(runs)])}", xlim=(0, 1.02), ylim=(0, 1.02), aspect="equal")
+        axes.set_xlabel("stated probability of the predicted class")
+        if index == 0:
+            axes.set_ylabel("share of right answers")
+    shown.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    shown.savefig(path, dpi=style.PIXELS / shown.get_figwidth())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("streams", nargs="+")
+    parser.add_argument("streams", nargs="*")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "uncertainty")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "uncertainty")

@@ -69,7 +69,7 @@ def memorable(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:
         if pictures is None:
             raise MissingRuns(f"the inputs of {needed[0].benchmark} are not images")
         ends.append(drawable(pictures))
-    return paper_figures.memorable(ends[0], ends[1])
+    return paper_figures.memorable(f"{_of_seed(needed[0], seed)}, after task 1", ends[0], ends[1])
 
 
 def toy_tasks(kept: ResultsFolder, needed: Sequence[Required]) -> Figure:

@@ -143,12 +143,12 @@ ONE_TOY = [Required("toy", "fromp", 10, pictures=1)]
 _ALL: Sequence[Exhibit] = (
     Drawing(
         "figure-memorable-mnist", "Fig. 1b", "most and least memorable digits", drawings.memorable,
-        [Required("permuted-mnist", "fromp", pictures=1)],
+        [Required("permuted-mnist", "fromp", pictures=1, pictured=1)],
     ),
     Pivot("table-mnist", "Fig. 2a", "Permuted and Split MNIST", MNIST, ("permuted-mnist", "split-mnist")),
     Drawing(
         "figure-memorable-cifar", "Fig. 2b", "most and least memorable photographs", drawings.memorable,
-        [Required("split-cifar", "fromp", pictures=1)],
+        [Required("split-cifar", "fromp", pictures=1, pictured=1)],
     ),
     Drawing(
         "figure-cifar-bars", "Fig. 3a", "Split CIFAR, task by task", drawings.task_bars,

@@ -76,12 +76,13 @@ def against(title: str, by_method: Mapping[str, Mapping[float, Array]], label: s
 
 
 @rc_context(STYLE)
-def memorable(most: Array, least: Array, columns: int = 5) -> Figure:
+def memorable(title: str, most: Array, least: Array, columns: int = 5) -> Figure:
     """Two sets of pictures, (n, height, width, 3), beside each other."""
-    rows, side, gap, title = -(-len(most) // columns), 0.56, 0.5, 0.34
+    rows, side, gap, top = -(-len(most) // columns), 0.56, 0.5, 0.62
     block = columns * side
-    size = (2 * block + gap, rows * side + title)
+    size = (2 * block + gap, rows * side + top)
     figure = Figure(figsize=size, facecolor="none")
+    figure.text(0.5, 1 - 0.08 / size[1], title, ha="center", va="top", color=INK, fontsize=11)
     for left, pictures, text in ((0.0, most, "most memorable"), (block + gap, least, "least memorable")):
         for place, picture in enumerate(pictures):
             row, column = divmod(place, columns)
@@ -92,7 +93,7 @@ def memorable(most: Array, least: Array, columns: int = 5) -> Figure:
             )  # fmt: skip
             axes.imshow(np.clip(picture, 0, 1), interpolation="nearest")
             axes.set_axis_off()
-        figure.text((left + block / 2) / size[0], 1 - 0.1 / size[1], text, ha="center", va="top", color=INK)
+        figure.text((left + block / 2) / size[0], 1 - 0.38 / size[1], text, ha="center", va="top", color=INK)
     return figure
 
 

@@ -33,6 +33,7 @@ class Required:
     changes: Mapping[str, Any] = field(default_factory=dict)  # changed settings of the method's preset
     name: str = "{method}"  # the folder's name, filled with the method and the changes
     pictures: int = 0  # the number of seeds, the middle ones by accuracy, whose snapshots are needed
+    pictured: int | None = None  # the task whose snapshot must be there; the last if none is given
 
     @property
     def place(self) -> Path:
@@ -109,7 +110,7 @@ class ResultsFolder:
         """The seeds that pictures show, the middle ones of those done, whose snapshots are missing."""
         if (found := self.experiment(runs)) is None:
             return []
-        return [seed for seed in found.middle_seeds(runs.pictures) if not _has_snapshots(found, seed)]
+        return [seed for seed in found.middle_seeds(runs.pictures) if not _has_snapshot(found, seed, runs.pictured)]
 
     def jobs(self, needed: Sequence[Required]) -> list[Job]:
         """What is left of several runs, those of one place once."""
@@ -135,6 +136,6 @@ class ResultsFolder:
         return store.read(self.root / place) if (self.root / place / store.RESULTS).exists() else None
 
 
-def _has_snapshots(experiment: Experiment, seed: int) -> bool:
-    last = max(len(seed.accuracy) for seed in experiment.finished)
-    return (seed_folder(experiment.path, seed) / "tasks" / str(last) / storage.MANIFEST).exists()
+def _has_snapshot(experiment: Experiment, seed: int, task: int | None) -> bool:
+    task = task or max(len(seed.accuracy) for seed in experiment.finished)
+    return (seed_folder(experiment.path, seed) / "tasks" / str(task) / storage.MANIFEST).exists()
