@@ -53,9 +53,12 @@ LATER = {
     ),
     "the label is continuous": (
         [[*row[:3], repr(k / 7)] for k, row in enumerate(customers(1))], COLUMNS,
-        r"line 2: '0.0' in column 'churn' is a class of 1 rows, one of 60; a class that is new after no, yes needs",
+        "has 60 different values in column 'churn', such as '8.4.*'; a class needs at least 5 rows: name the column",
     ),
-    "a label is misspelt": (changed(churn=["yess"]), COLUMNS, "line 2: 'yess' in column 'churn' is a class of"),
+    "a label is misspelt": (
+        changed(churn=["yess"]), COLUMNS,
+        "line 2: 'yess' in column 'churn' stands in 1 of 60 rows; a class that is new after no, yes",
+    ),
     "a label is empty": (changed(churn=["yes", ""]), COLUMNS, "line 3: '' in column 'churn' is an empty label; fill"),
     "one class": (changed(churn="no"), COLUMNS, "has one class, 'no', in column 'churn'; a month needs at least two"),
     "ten rows": (customers(1, 10), COLUMNS, "has 10 rows; a month needs at least 20"),
@@ -170,7 +173,7 @@ def test_a_network_file_that_does_not_build(tmp_path, code, message):
     [
         ({}, r"has the columns \['age', 'income', 'plan', 'churn'\]; name one of them as the label"),
         ({"label": "chrun"}, "has no column 'chrun', the label"),
-        ({"label": "income", "kind": "classes"}, "in column 'income' is a class of 1 rows"),
+        ({"label": "income", "kind": "classes"}, "different values in column 'income', such as"),
         ({"label": "plan", "kind": "quantity"}, "in column 'plan' is not a number, and the label is a quantity"),
         ({"label": "churn", "kind": "class"}, "unknown kind of label 'class'; use classes or quantity"),
         ({"label": "churn", "drop": ["agge"]}, r"has no input column 'agge'; it has \['age', 'income', 'plan'\]"),

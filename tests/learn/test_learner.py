@@ -67,6 +67,7 @@ def test_settings_are_chosen_on_rows_that_are_not_tested_on(tmp_path, monkeypatc
     assert first.epochs == min(first.tried, key=lambda one: one[2])[0]
     second = learner.learn(month(tmp_path, 1))
     assert [tau for _, tau, _ in second.tried] == [0.1, 1.0, 10.0]
+    assert f"tau {second.tau:g} (the best of 0.1, 1, 10 on held-out rows)" in learner.summary()
     assert {epochs for epochs, _, _ in second.tried} == {first.epochs}
     assert second.tau == min(second.tried, key=lambda one: one[2])[1]
 
@@ -245,6 +246,15 @@ def test_inspection_shows_examples_in_the_units_of_the_file(tmp_path):
     assert max(map(len, str(learner.inspect()).splitlines())) <= 80
     with pytest.raises(FrompError, match="there is no month 'may'; there are month-0, month-1"):
         learner.inspect().examples("may")
+
+
+def test_the_drift_is_that_of_the_last_month(tmp_path):
+    """Learning fixes the answers anew, so that the drift since then would always be 0."""
+    learner = two_months(tmp_path)
+    (moved,) = learner.months[-1].drift
+    assert moved > 0
+    assert [row["drift"] for row in learner.evaluate().rows] == [moved, None]
+    assert [row["drift"] for row in learner.inspect().rows] == [moved, None]
 
 
 def test_forgetting_removes_examples_and_months_from_the_state(tmp_path):

@@ -50,7 +50,7 @@ def parse(words: Sequence[str]) -> tuple[Callable[..., int | None], inspect.Boun
         command, arguments, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     except CycloptsError as error:
         chain = " ".join(("fromp", *(error.command_chain or ())))
-        raise FrompError(f"{error} `{chain} --help` shows what there is.") from error
+        raise FrompError(f"{error} `{chain} --help` lists the options.") from error
     return command, arguments
 
 
@@ -61,7 +61,7 @@ def _fail(message: str, code: int = 2) -> int:
 
 MONTHS = Group("Your own data, month by month", sort_key=1)
 State = Annotated[Path, Parameter(metavar="DIR", help="Folder that holds everything between two months.")]
-Source = Annotated[Path, Parameter(name="FILE")]
+Source = Annotated[Path, Parameter(name="FILE", help="CSV, Parquet, .npz, a folder of images, or a saved dataset.")]
 Column = Annotated[tuple[str, ...], Parameter(metavar="COLUMN")]
 NetworkName = Annotated[str | None, Parameter(metavar="NAME")]
 NetworkFile = Annotated[
@@ -76,7 +76,8 @@ def learn(
     file: Source, /, *, state: State, label: Annotated[str | None, Parameter(metavar="COLUMN")] = None,
     network: NetworkName = None, hidden: Annotated[str | None, Parameter(metavar="64,64")] = None,
     drop: Column = (), category: Column = (), words: Column = (), kind: Literal["classes", "quantity"] | None = None,
-    name: str | None = None, memory: Annotated[PositiveInt | None, Parameter(metavar="M")] = None,
+    name: Annotated[str | None, Parameter(metavar="MONTH")] = None,
+    memory: Annotated[PositiveInt | None, Parameter(metavar="M")] = None,
     room: Annotated[NonNegativeInt | None, Parameter(metavar="N")] = None,
     epochs: Annotated[PositiveInt | None, Parameter(metavar="E")] = None,
     tau: Annotated[NonNegativeFloat | None, Parameter(metavar="T")] = None,
@@ -99,7 +100,7 @@ def learn(
         category: Take a column as categories; repeatable.
         words: Take a column as free text; repeatable.
         kind: What the label is, if its values do not tell.
-        name: Name of the month; that of the file if not given.
+        name: Name of the month; the file's name if not given.
         memory: Examples to keep per month; 200, and at most a quarter of the month, if not given.
         room: New classes that may come in later months; 8 if not given.
         epochs: Passes over the month; chosen on held-out rows of the first month if not given.
@@ -124,9 +125,9 @@ def evaluate(
 ) -> int:
     """Show how good the model is now on every month so far, or on given files.
 
-    The held-out part of a month is read from the month's file, if that is still where it was and unchanged. What stays
-    known without it are numbers: how good the model was when the month was learned, and how good it is now at the
-    examples that are remembered. For example:
+    The score is that on the held-out rows of a month, which are read from its file. If the file is gone or changed,
+    the score when the month was learned and the score at the remembered examples are still shown. The drift is how far
+    the answers moved at those examples while the last month was learned (root mean square). For example:
 
         fromp evaluate --state churn/
         fromp evaluate march.csv --state churn/
@@ -144,7 +145,7 @@ def predict(
     file: Source, /, *, state: State, to: Annotated[Path, Parameter(metavar="OUT")], network: NetworkFile = None,
     encoding: Encoding = "utf-8-sig",
 ) -> int:  # fmt: skip
-    """Write what the model says of each row of a file.
+    """Write the model's prediction for each row of a file.
 
     For example:
 
@@ -223,14 +224,14 @@ def merge(
 
 @app.command(group=MONTHS, sort_key=7)
 def upgrade(folder: Annotated[Path, Parameter(name="DIR")], /) -> int:
-    """Bring a memory folder that an older version saved up to date; newer versions read it without, too.
+    """Rewrite a memory folder of an older version in today's format; optional, as older formats are still read.
 
     For example:
 
         fromp upgrade memory/
 
     Args:
-        folder: What `reg.save` wrote. It says what it said before until the new files are complete.
+        folder: A folder that `reg.save` wrote. It stays as it was until the new files are complete.
     """
     from fromp import formats
 

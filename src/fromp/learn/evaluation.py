@@ -50,15 +50,15 @@ def evaluated(saved: Saved, reg: FROMP, files: Sequence[str], encoding: str) -> 
 
 
 def _of_months(saved: Saved, reg: FROMP) -> Sequence[dict[str, Any]]:
-    drift, at_memory, rows = iter(reg.drift()), iter(scores_at_memory(saved.label, reg)), []
-    for month in saved.months:
+    at_memory, rows = iter(scores_at_memory(saved.label, reg)), []
+    for month, drift in zip(saved.months, saved.last_drift, strict=True):
         found = at_source(saved, month)
         rows.append({
             "name": month.name, "source": month.source, "held_out": month.held_out,
             "score_when_learned": month.scores[-1],
             "score": None if isinstance(found, str) else score(saved.label, reg, found),
             "score_at_memory": next(at_memory) if month.remembered else None,
-            "drift": next(drift) if month.remembered else None,
+            "drift": drift,
             "note": found if isinstance(found, str) else "" if month.remembered else "memory forgotten",
         })  # fmt: skip
     return rows

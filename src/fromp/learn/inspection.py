@@ -15,7 +15,6 @@ from fromp.memory import Memory
 from fromp.regulariser import FROMP
 
 SHOWN_CLASSES = 4
-NOTHING: dict[str, Any] = {"points": 0, "classes": {}, "scores": [], "drift": None, "bytes": 0, "examples": []}
 
 
 @dataclass(frozen=True)
@@ -54,22 +53,22 @@ class Inspection:
 
 def inspected(saved: Saved, reg: FROMP) -> Inspection:
     """Each month with the examples kept of it, the highest score first, in the units of its file."""
-    drift, memories, rows = iter(reg.drift()), iter(reg.memories), []
+    memories, rows = iter(reg.memories), []
     states = iter(reg.state_dict()["tasks"])
-    for month in saved.months:
+    for month, drift in zip(saved.months, saved.last_drift, strict=True):
         row: dict[str, Any] = {
             "name": month.name,
             "rows": month.rows,
             "points": 0,
             "classes": {},
             "scores": [],
-            "drift": None,
+            "drift": drift,
         }
         if month.remembered:
             memory, tensors = next(memories), flatten(next(states))[0]
             labels = saved.label.written(memory.labels)
             row |= {
-                "points": len(memory), "drift": next(drift),
+                "points": len(memory),
                 "scores": [float(memory.scores.min()), float(memory.scores.max())],
                 "classes": dict(Counter(labels)) if memory.labels.ndim == 1 else {},
                 "bytes": sum(tensor.nbytes for tensor in tensors.values()),

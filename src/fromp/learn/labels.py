@@ -90,15 +90,20 @@ class Classes(Label):
         labels = _classes(origin, self.name, column)
         sizes = Counter(labels)
         new = class_names([label for label in sizes if label not in self.names])
-        for label in new:
-            if sizes[label] < ROWS_PER_CLASS:
-                index = labels.index(label)
-                before = f"a class that is new after {', '.join(self.names[:10])}" if self.names else "a class"
-                refuse(
-                    origin, self.name, column, index,
-                    f"is a class of {sizes[label]} rows, one of {len(sizes)}; {before} needs at least "
-                    f"{ROWS_PER_CLASS}: correct the label, or add rows. A quantity needs a state of its own.",
-                )  # fmt: skip
+        rare = [label for label in new if sizes[label] < ROWS_PER_CLASS]
+        if len(rare) > FEW:
+            raise DataError(
+                f"{origin} has {len(sizes)} different values in column {self.name!r}, such as {rare[-1]!r}; a class "
+                f"needs at least {ROWS_PER_CLASS} rows: name the column that holds classes, or start another state for "
+                "a quantity."
+            )
+        if rare:
+            before = f"a class that is new after {', '.join(self.names[:10])}" if self.names else "a class"
+            refuse(
+                origin, self.name, column, labels.index(rare[0]),
+                f"stands in {sizes[rare[0]]} of {len(labels)} rows; {before} needs at least {ROWS_PER_CLASS}: correct "
+                "the label, or add rows.",
+            )  # fmt: skip
         if len(sizes) < 2:
             raise DataError(
                 f"{origin} has one class, {next(iter(sizes), 'none')!r}, in column {self.name!r}; a month needs at "

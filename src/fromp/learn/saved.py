@@ -67,6 +67,12 @@ class Saved:
     weights: State
     regulariser: State
 
+    @property
+    def last_drift(self) -> list[float | None]:
+        """How far the answers moved at what is remembered of each month while the last one was learned."""
+        found = [*self.months[-1].drift, None]
+        return [value if month.remembered else None for month, value in zip(self.months, found, strict=False)]
+
     def write(self, folder: Path) -> None:
         """Replace what the folder holds, so that an interruption leaves what was there."""
         storage.write(

@@ -5,7 +5,7 @@ from pathlib import Path
 from fromp.learn.encoding import describe
 from fromp.learn.labels import Classes
 from fromp.learn.report import REPORT
-from fromp.learn.saved import Saved
+from fromp.learn.saved import Month, Saved
 
 SHOWN_COLUMNS = 3
 
@@ -20,7 +20,7 @@ def last_month(folder: Path, saved: Saved) -> str:
     if isinstance(label, Classes) and month.new_classes:
         lines.append(f"  {'classes' if first else 'new classes'} of {label.name}: {', '.join(month.new_classes)}")
     lines += [f"  cells {what}: {_counted(columns)}" for what, columns in month.replaced.items()]
-    lines.append(f"  learned in {month.epochs} epochs" + ("" if first else f", tau {month.tau:g}"))
+    lines.append(f"  learned in {month.epochs} epochs{'' if first else f', tau {month.tau:g}'}{_tried(month)}")
     scores = [
         f"{one.name} {'?' if score is None else label.shown(score)}"
         for one, score in zip(saved.months, month.scores, strict=True)
@@ -29,6 +29,15 @@ def last_month(folder: Path, saved: Saved) -> str:
     return "\n".join(
         [*lines, f"{label.metric} on held-out rows{unit}: {', '.join(scores)}", f"report: {folder / REPORT}"]
     )
+
+
+def _tried(month: Month) -> str:
+    """Which lengths, or which tau, were compared on held-out rows."""
+    for index in (0, 1):
+        values = [f"{one[index]:g}" for one in month.tried]
+        if len(set(values)) > 1:
+            return f" (the best of {', '.join(values)} on held-out rows)"
+    return ""
 
 
 def _counted(columns: dict[str, int]) -> str:
