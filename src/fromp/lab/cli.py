@@ -263,7 +263,7 @@ def reproduce(
     Args:
         name: One of those listed, or `all`.
         quick: A small version in minutes; without a name, of everything.
-        as_is: Learn nothing, render what there is.
+        as_is: Render what has been learned so far, without learning.
         list: Only list; with --quick, the small version.
         out: Folder of the results; `results`, with --quick `runs/quick`, if not given.
         plugin: Load methods or benchmarks of your own from a file (docs/lab/adding.md); repeatable.

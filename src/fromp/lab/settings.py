@@ -71,7 +71,7 @@ def require_known(role: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         near = nearest(name, known)
         raise FrompError(
-            f"there is no {role} '{name}'{f'; did you mean {near!r}?' if near else '.'} Known: {', '.join(known)}."
+            f"unknown {role} '{name}'{f'; did you mean {near!r}?' if near else '.'} Known: {', '.join(known)}."
         )
 
 

@@ -233,7 +233,7 @@ def test_other_settings_are_an_error_that_names_them(tmp_path, monkeypatch, caps
 
 def test_an_unknown_name_gets_the_nearest(tmp_path, capsys):
     assert cli.main(["reproduce", "figure-toi", "--out", str(tmp_path)]) == 2
-    assert "there is no table or figure 'figure-toi'; did you mean 'figure-toy'?" in capsys.readouterr().err
+    assert "unknown table or figure 'figure-toi'; did you mean 'figure-toy'?" in capsys.readouterr().err
 
 
 def test_the_list_has_everything(tmp_path, capsys):

@@ -188,7 +188,7 @@ class StreamOptions:
     def part_of(self, stream: Stream, seed: int) -> Stream:
         """The part of a stream that they say."""
         if self.tasks > len(stream):
-            raise FrompError(f"tasks={self.tasks} is more than the {len(stream)} there are; use at most that.")
+            raise FrompError(f"tasks={self.tasks} is more than the benchmark has; use at most {len(stream)}.")
         held_out = Validation(stream, self.validation, seed) if self.validation else stream
         return FirstTasks(held_out, self.tasks)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fromp.foundation.errors import FrompError
 from fromp.lab.engine.jobs import Execution, Job, learn_all, unfinished
 from fromp.lab.results import selection, store
 from fromp.lab.results.format import results_table
@@ -18,6 +19,8 @@ HELD_OUT = 0.1  # share of the training data
 
 def parse_values(text: str) -> tuple[str, list[str]]:
     """`KEY=V1,V2` as a setting's name and the values to try."""
+    if "=" not in text:
+        raise FrompError(f"--grid {text} has no values; write KEY=V1,V2, as in --grid tau=1,10.")
     key, values = parse_setting(text)
     return key, values.split(",")
 

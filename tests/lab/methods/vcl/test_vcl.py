@@ -316,7 +316,7 @@ def test_a_coreset_is_withheld_and_refined_before_a_test():
 
 
 def test_a_coreset_refines_its_own_head_to_the_exact_posterior_and_not_the_next_prior():
-    """On a linear-Gaussian model with an output a head; what was learned before, here N(w, 1/4), is the prior."""
+    """On a linear-Gaussian model with one output per head; what was learned before, here N(w, 1/4), is the prior."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2, bias=False).double()
     coreset = RandomCoreset(Gaussian(1.0), 10, 0)
