@@ -35,7 +35,7 @@ def accuracy_matrix(matrices: Sequence[Matrix], lowest: float = 90.0) -> Figure:
     """
     mean = 100 * _stack(matrices).mean(0)
     num_tasks = len(mean)
-    figure, axes = new((max(4.6, 0.52 * num_tasks), 1.5 + 1.9 * min(1.0, num_tasks / 5)))
+    figure, axes = new((max(4.6, 0.52 * num_tasks), 1.5 + 1.9 * min(1.0, num_tasks / 3)))
     low = min(lowest, float(np.nanmin(mean)))
     norm = Normalize(low, max(float(np.nanmax(mean)), low + 5))
     size = 9.5 if num_tasks <= 7 else 8.5
@@ -141,7 +141,7 @@ def final_accuracy(
     by_name: Mapping[str, tuple[float, float]], paper: Mapping[str, tuple[float, float]], looks: Mapping[str, Look]
 ) -> Figure:
     """The average accuracy after the last task, mean and standard error, beside the paper's, all in percent."""
-    figure, axes = _rows(by_name, 0.36, "average accuracy, %")
+    figure, axes = _rows(by_name, 0.36, "average accuracy, %", SIZE[1])
     places = np.arange(len(by_name))
     means, errors = np.array(list(by_name.values())).T
     colours = [looks[name].colour for name in by_name]
@@ -156,10 +156,10 @@ def final_accuracy(
     return figure
 
 
-def _rows(names: Iterable[str], height: float, label: str) -> tuple[Figure, Axes]:
-    """An empty figure with one row per name, the first on top."""
+def _rows(names: Iterable[str], height: float, label: str, least: float = 0.0) -> tuple[Figure, Axes]:
+    """An empty figure with one row per name, the first on top, and at least so many inches high."""
     shown = [plain(name) for name in names]
-    figure, axes = new((4.6, 0.9 + height * len(shown)))
+    figure, axes = new((SIZE[0], max(0.9 + height * len(shown), least)))
     axes.set_yticks(np.arange(len(shown)), shown)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlabel(label)
