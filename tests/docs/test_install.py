@@ -67,3 +67,16 @@ def test_versions_with_known_incidents_are_excluded():
             lowest = [Version(part.version) for part in one.specifier if part.operator == ">="]
             assert lowest, f"{line} has no lower bound"
             assert lowest[0] >= Version(first), f"{line} allows versions before {first}"
+
+
+def test_the_workflow_covers_the_supported_versions():
+    root = Path(__file__).parents[2]
+    workflow = (root / ".github/workflows/test.yml").read_text()
+    python = re.findall(r"python: \[(.+)\]", workflow)[0].replace('"', "").split(", ")
+    assert python == [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if ":: Python :: 3" in name]
+    assert PROJECT["requires-python"] == f">={python[0]}"
+    (pinned,) = re.findall(r"^torch==(\S+)$", (root / "constraints.txt").read_text(), re.M)
+    (lowest,) = [Requirement(line) for line in PROJECT["dependencies"] if line.startswith("torch")]
+    assert re.findall(r'torch: \["(.+)"\]', workflow) == [pinned]
+    (oldest,) = re.findall(r'torch: "(.+?)"\}', workflow)
+    assert str(lowest.specifier) == f">={oldest.removesuffix('.0')}"

@@ -20,6 +20,7 @@ from fromp.lab.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = documents(ROOT)  # README.md, docs and results/*/README.md
+PAGES = [*DOCUMENTS, ROOT / "examples/README.md", *(path for path in ROOT.glob("*.md") if path not in DOCUMENTS)]
 TOLERANCE = 0.03  # of accuracies that another machine computes a little differently
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 PROMISE = re.compile(r"^ *print\(.*\)  # (.+)$", re.M)
@@ -101,7 +102,25 @@ def test_the_diff_is_a_training_loop():
     assert namespace["loss"].requires_grad
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=ids)
+LANGUAGES = {"python", "sh", "diff", "toml", "bibtex"}  # Python and the diff run; the lines of sh are parsed
+
+
+@pytest.mark.parametrize("path", PAGES, ids=ids)
+def test_no_block_escapes_the_tests(path):
+    """An indented fence, or one of another language, would not be found by them."""
+    marks = re.findall(r"^ *```.*$", path.read_text(), re.M)
+    opened, closed = marks[::2], marks[1::2]
+    frameworks = {f"```python {name}" for name in FRAMEWORKS} if path.name == "integrations.md" else set()
+    assert set(opened) <= {f"```{language}" for language in LANGUAGES} | frameworks
+    assert set(closed) <= {"```"}
+    assert len(opened) == len(closed) == len(FENCE.findall(path.read_text())) + len(frameworks & set(opened))
+
+
+# The blocks of docs/library/integrations.md that tests/integrations runs.
+FRAMEWORKS = ("lightning", "transformers", "accelerate", "skorch", "avalanche", "ranks")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=ids)
 def test_commands_exist(path):
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
     for block in blocks(path, "sh"):
@@ -140,9 +159,13 @@ def anchors(path):
     return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=ids)
+@pytest.mark.parametrize("path", PAGES, ids=ids)
 def test_links_lead_somewhere(path):
     assert broken_links(path) == []
+
+
+def test_links_of_all_kinds_are_read():
+    assert sum(len(LINK.findall(path.read_text())) for path in PAGES) > 150
 
 
 def test_a_broken_link_is_seen(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import venv
@@ -83,6 +84,50 @@ def test_every_command_line_is_one(python, tmp_path):
     done = run(python, "-c", text, folder=tmp_path)
     assert len(lines) > 30
     assert done.returncode == 0, done.stderr
+
+
+# Commands that learn for more than a minute whatever the options, or need data to be fetched, are parsed alone.
+LONG = re.compile(r"mnist|cifar|^fromp (detect|bench|reproduce(?! --list| .*--as-is))")
+SHORTER = ["--tasks", "2", "--epochs", "1"]
+RUN = """
+import json, os, shlex, sys
+from pathlib import Path
+from fromp.lab.cli import main
+for folder, lines in json.load(open("lines.json")):
+    os.chdir(folder)
+    for line in lines:
+        if main(line):
+            sys.exit(f"{folder}: {line}")
+"""
+NETWORK = """
+from torch import nn
+
+def build(shape, outputs):
+    return nn.Sequential(nn.Linear(*shape, 16), nn.ReLU(), nn.Linear(16, outputs))
+"""
+
+
+def test_the_command_lines_run(python, tmp_path):
+    """Those of README.md and docs/, block by block; runs of benchmarks with fewer tasks and epochs."""
+    todo, short = [], 0
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for block in re.findall(r"^```sh\n(.*?)^```$", path.read_text(), re.M | re.S):
+            if not (lines := [line for line in COMMAND.findall(block) if not LONG.search(line)]):
+                continue
+            folder = tmp_path / str(len(todo))
+            folder.mkdir()
+            first_month.write_months(folder)
+            (folder / "my_net.py").write_text(NETWORK)
+            if "mine.py" in block:
+                (folder / "mine.py").write_text(PYTHON_BLOCK.findall(path.read_text())[0])
+            words = [shlex.split(line, comments=True)[1:] for line in lines]
+            words = [[*one, *SHORTER] if one[0] in ("run", "compare", "tune") else one for one in words]
+            todo.append((str(folder), words))
+            short += len(words)
+    assert short >= 20
+    (tmp_path / "lines.json").write_text(json.dumps(todo))
+    done = run(python, "-c", RUN, folder=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_first_month_in_the_readmes_words(tmp_path):
