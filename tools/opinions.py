@@ -15,7 +15,7 @@ DIGEST = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
 INSIDE = "vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz"
 KINDS = ("movieReviewSnippets", "amazonReviewSnippets", "tweets")
 CACHE = Path(__file__).resolve().parent.parent / "runs" / "data"
-CLEAR = 0.8  # of a mean rating from -4 to 4: below it people do not agree
+CLEAR = 0.8  # mean ratings go from -4 to 4; below this one people do not agree
 
 
 def sentences(kind: str) -> list[tuple[str, int]]:

@@ -74,11 +74,15 @@ def notebook(path: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+FIRST = ("FROMP", "MixedPast", "Composed", "TaskFree", "Categorical", "Bernoulli", "Gaussian")
+
+
 def reference() -> str:
-    """Every public name, from its docstring."""
+    """Every public name, from its docstring: what a loop begins with, then the others by name."""
     homes = {name: getattr(fromp, name) for name in fromp.__all__}
     parts = ["# Reference\n", "Every name that `from fromp import ...` knows.\n"]
-    for name, thing in sorted(homes.items(), key=lambda item: item[0].lower()):
+    for name in sorted(homes, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name.lower())):
+        thing = homes[name]
         if inspect.isclass(thing) or inspect.isfunction(thing):
             parts.append(f"::: {thing.__module__}.{thing.__qualname__}\n")
         else:
