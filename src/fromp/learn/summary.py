@@ -18,7 +18,8 @@ def last_month(folder: Path, saved: Saved) -> str:
         lines += [f"  {line}" for line in describe(saved.encoding)]
         lines.append(f"  network: {saved.network}")
     if isinstance(label, Classes) and month.new_classes:
-        lines.append(f"  {'classes' if first else 'new classes'} of {label.name}: {', '.join(month.new_classes)}")
+        of = "" if label.name == "class" else f" of {label.name}"
+        lines.append(f"  {'classes' if first else 'new classes'}{of}: {', '.join(month.new_classes)}")
     lines += [f"  cells {what}: {_counted(columns)}" for what, columns in month.replaced.items()]
     lines.append(f"  learned in {month.epochs} epochs{'' if first else f', tau {month.tau:g}'}{_tried(month)}")
     scores = [

@@ -91,13 +91,17 @@ def read_pixels(files: Sequence[Path | Encoded], largest: int) -> Tensor:
 @contextmanager
 def _picture(file: Path | Encoded) -> Iterator[Any]:
     """An image that is opened and not decoded yet; whatever goes wrong with it is our error."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with _opened(file) as stream, Image.open(stream, formats=FORMATS) as picture:
             yield picture
     except DataError:
         raise
+    except UnidentifiedImageError as error:  # its text names a file handle
+        raise DataError(
+            f"{file} cannot be read as an image: it is none of {', '.join(FORMATS)}; repair or remove it."
+        ) from error
     except Exception as error:  # Pillow raises nearly anything
         raise DataError(
             f"{file} cannot be read as an image: {str(error) or type(error).__name__}; repair or remove it."

@@ -166,6 +166,9 @@ def test_folder_errors(tmp_path: Path) -> None:
     (own / "cat" / "3.png").write_bytes((own / "cat" / "0.png").read_bytes()[:50])
     with pytest.raises(DataError, match=r"3.png cannot be read as an image"):
         from_folder(own)
+    (own / "cat" / "3.png").write_bytes(b"text")
+    with pytest.raises(DataError, match=r"3.png cannot be read as an image: it is none of BMP, GIF, .*; repair"):
+        from_folder(own)
 
 
 def test_any_dataset(tmp_path: Path) -> None:
