@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 from fromp import FROMP, Categorical, FrompError, IdentityKernel, gp, memorability
 from fromp.derivatives.budget import bytes_per_example
-from fromp.derivatives.model import detached
+from fromp.derivatives.model import detached, evaluating
 from fromp.foundation.errors import CheckpointError
 from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
@@ -469,6 +469,16 @@ def test_no_penalty_still_learns_when_gradients_are_clipped(tmp_path):
     arguments = ["run", "toy", "--tasks", "1", "--epochs", "2", "--quiet", "--out", str(tmp_path)]
     assert main([*arguments, "--set", "tau=0", "--set", "clip_norm=1"]) == 0
     assert json.loads((tmp_path / "results.json").read_text())["runs"][0]["average_accuracy"] > 0.9
+
+
+def test_a_scripted_part_is_evaluated_too():
+    """It keeps its mode elsewhere than other modules do."""
+    model = nn.Sequential(nn.Linear(5, 50), torch.jit.script(nn.Dropout(0.5)), nn.Linear(50, 4))
+    x, _ = task()
+    with evaluating(model):
+        assert torch.equal(model(x), model(x))
+    assert all(module.training for module in model.modules())
+    assert not torch.equal(model(x), model(x))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -220,14 +220,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """Dropout off, batch statistics frozen and autocast off inside; every module's own mode back afterwards."""
     training = [module for module in model.modules() if module.training]
     for module in training:
-        object.__setattr__(module, "training", False)  # a module's own way looks for parameters first, in each step
+        _set_training(module, False)
     device = device_of(model).type
     try:
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             yield
     finally:
         for module in training:
-            object.__setattr__(module, "training", True)
+            _set_training(module, True)
+
+
+def _set_training(module: nn.Module, value: bool) -> None:
+    """The module's mode alone. A plain module would look for parameters of that name first, in each step."""
+    plainly = type(module).__setattr__ is nn.Module.__setattr__  # and not a scripted one, which keeps it elsewhere
+    (object.__setattr__ if plainly else setattr)(module, "training", value)
 
 
 def _everywhere(model: nn.Module, weights: Weights) -> dict[str, Tensor]:
