@@ -39,12 +39,17 @@ def python(wheel, tmp_path_factory) -> Path:
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     command = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", f"{wheel}[lab,learn]"]
-    subprocess.run(command, check=True, cwd=folder)
+    subprocess.run(command, check=True, cwd=folder, env=own_environment())
     return python
 
 
+def own_environment() -> dict[str, str]:
+    """Without a PYTHONPATH, on which the clone's package would hide the wheel's."""
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"MPLBACKEND": "agg"}
+
+
 def run(python: Path, *arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"MPLBACKEND": "agg"}
+    environment = own_environment()
     return subprocess.run(
         [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

@@ -264,7 +264,7 @@ def _gallery(one: Experiment, several: bool) -> Values | None:
         else "The class and the score of each image, the highest scores of each class first.",
         "tasks": [
             [
-                {"picture": embed.pixels(image), "label": label, "score": "" if score is None else f" {score:.2g}"}
+                {"picture": embed.pixels(image), "label": label, "score": "" if score is None else f" {score:.3f}"}
                 for image, label, score in task
             ]
             for task in tasks
