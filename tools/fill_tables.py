@@ -21,6 +21,7 @@ import lost_blobs
 import months
 import profile_step
 import safety_grid
+import sensitivity
 import text_stream
 from reliability import promises
 
@@ -358,6 +359,11 @@ def relaxed(results: Path, what: str) -> str:
     return (approximations.points_table if what.endswith("-points") else approximations.table)(found)
 
 
+def multiples(results: Path, benchmark: str, *names: str) -> str:
+    """Accuracy with each setting at multiples of its preset, the others at theirs."""
+    return sensitivity.multiples(results / "sensitivity" / benchmark, names)
+
+
 def lost(results: Path) -> str:
     """What `tools/lost_blobs.py` has measured."""
     return lost_blobs.table(json.loads((results / "approximations" / "toy-lost.json").read_text(encoding="utf-8")))
@@ -373,7 +379,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "runs": runs, "tried": tried, "summary": summary, "glance": glance, "by-task": by_task, "curve": curve,
     "exhibits": exhibits, "settings": settings, "presets": presets, "methods": methods, "task-free": task_free,
     "measured": measured, "months": own_months, "defaults": defaults, "uncertainty": uncertainty, "text": text,
-    "relaxed": relaxed, "lost": lost,
+    "relaxed": relaxed, "multiples": multiples, "lost": lost,
     "guarantees": guarantees,
 }  # fmt: skip
 

@@ -206,6 +206,22 @@ def test_a_curve_has_every_size_that_was_run(root):
     assert found["20"]["`fromp`"] == "–"
 
 
+def test_accuracy_stands_at_multiples_of_each_setting(root):
+    preset = Plan.of("split-digits", "mixed-past").flat()["strength"]
+    tried = {"preset": {}, "tenth": {"strength": preset / 10}, "both": {"strength": preset, "memory": 4}}
+    for name, changes in tried.items():
+        accuracies = [0.9, 0.8] if changes else [0.99, 0.97]
+        write_results(root, "split-digits", f"tried/{name}", accuracies, "mixed-past", validation=0.1, **changes)
+    kept = root / "results" / "sensitivity" / "split-digits"
+    kept.mkdir(parents=True, exist_ok=True)
+    selection.write(kept, root / "results" / "split-digits" / "tried")
+    found = rows(root, "multiples split-digits strength points_per_step")
+    assert found[f"strength={preset:g}"] | {"preset": ""} == {
+        "preset": "", "x 0.1": "85.00 ± 5.00 (2)", "x 1": "98.00 ± 1.00 (2)"
+    }  # fmt: skip
+    assert found["points_per_step=256"]["x 0.1"] == "–"
+
+
 def test_tables_of_one_head_mark_exactly_the_methods_that_are_told_the_task():
     """And the benchmarks named as such are those whose tasks have no head of their own."""
     for name in ("toy", "permuted-digits", "split-digits"):
