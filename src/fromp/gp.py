@@ -98,7 +98,10 @@ def kernels(
     """The same, as many outputs at a time as the budget allows: (c', i, j) each."""
     weights, lambdas = detached(model, tuple(variance)), likelihood.numbers_formed
     with evaluating(model):
-        yield from grams(model, weights, x, head, partial(slopes, likelihood), variance, memory_budget, sketch, lambdas)
+        each = partial(slopes, likelihood)
+        yield from grams(
+            model, weights, x, head, each, likelihood.slope, variance, memory_budget, sketch, lambdas
+        )  # fmt: skip
 
 
 def cross_kernel(
@@ -167,10 +170,15 @@ def inverse(kernel: Tensor, jitter: float | Tensor) -> Tensor:
 
 def inverses(kernels: Iterator[Tensor], jitter: float | Tensor) -> Iterator[Tensor]:
     """The same for some outputs at a time, so that no more of them exist in double precision."""
+    yield from map(torch.cholesky_inverse, factors(kernels, jitter))
+
+
+def factors(kernels: Iterator[Tensor], jitter: float | Tensor) -> Iterator[Tensor]:
+    """Their `cholesky` for some outputs at a time."""
     start = 0
     for k in kernels:
         some = jitter[start : start + len(k)] if isinstance(jitter, Tensor) else jitter
-        yield torch.cholesky_inverse(cholesky(k, some, start))
+        yield cholesky(k, some, start)
         start += len(k)
 
 
@@ -184,8 +192,8 @@ def cholesky(kernel: Tensor, jitter: float | Tensor, first: int = 0) -> Tensor:
             "the kernel is not finite; look for derivatives that are not, or a prior_precision near zero."
         )
     jitters = torch.as_tensor(jitter, dtype=torch.double, device=kernel.device).expand(len(kernel))
-    eye = torch.eye(kernel.shape[-1], dtype=torch.double, device=kernel.device)
-    regular = kernel.double() + jitters[:, None, None] * eye
+    regular = kernel.to(torch.double, copy=True)
+    regular.diagonal(dim1=-2, dim2=-1).add_(jitters[:, None])
     factor, failed = torch.linalg.cholesky_ex(regular)
     if bool(failed.any()):
         output = int(failed.nonzero()[0])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, hessian, jacrev, vmap
 
+from fromp.derivatives.last_layer import Slope
 from fromp.foundation.checked import count
 from fromp.foundation.errors import DataError, DerivativeError
 
@@ -27,6 +28,10 @@ class Likelihood(ABC):
     @abstractmethod
     def mean(self, f: Tensor) -> Tensor:
         """m = E[y | f]: (b, c)."""
+
+    def slope(self, f: Tensor) -> Slope | None:
+        """d m / d f where it is diagonal but for a product of two vectors, as that of a softmax is; else None."""
+        return None
 
     @abstractmethod
     def hessian(self, f: Tensor) -> Tensor:
@@ -96,6 +101,10 @@ class Categorical(Likelihood):
 
     def mean(self, f: Tensor) -> Tensor:
         return f.softmax(-1)
+
+    def slope(self, f: Tensor) -> Slope:
+        p = f.double().softmax(-1)
+        return Slope(p, p, p)
 
     def hessian(self, f: Tensor) -> Tensor:
         p = f.softmax(-1)
@@ -270,6 +279,9 @@ class Bernoulli(Likelihood):
     def mean(self, f: Tensor) -> Tensor:
         return f.sigmoid()
 
+    def slope(self, f: Tensor) -> Slope:
+        return Slope(self.noise(f.double()), *[torch.zeros_like(f)] * 2)
+
     def hessian(self, f: Tensor) -> Tensor:
         return torch.diag_embed(self.noise(f))
 
@@ -317,6 +329,9 @@ class Gaussian(Likelihood):
 
     def mean(self, f: Tensor) -> Tensor:
         return f
+
+    def slope(self, f: Tensor) -> Slope:
+        return Slope(torch.ones_like(f), *[torch.zeros_like(f)] * 2)
 
     def hessian(self, f: Tensor) -> Tensor:
         return torch.diag_embed(torch.full_like(f, self.noise_precision))

@@ -19,7 +19,6 @@ from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State, field, tensor
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory
-from fromp.metrics.full_kernel import FullKernel
 from fromp.metrics.kernel import Kernel
 
 LARGEST_DISTANCE = 1e20  # from zero, of means that are loaded: times any `tau` it fits into single precision
@@ -72,9 +71,9 @@ class Anchor:
         memory = Memory.from_state(field(state, "memory", dict), device)
         mean = tensor(state, "mean", -1, len(memory), floating=True).to(device)
         found = kernel.from_state(field(state, "kernel", dict), device)
-        if isinstance(found, FullKernel) and found.inverse.shape[1:3] != mean.shape:
+        if not found.fits(*mean.shape):
             raise CheckpointError(
-                f"the saved kernel is for {tuple(found.inverse.shape[1:3])} outputs and points, its means for "
+                f"the saved kernel is for other numbers of outputs and points than its means, which are for "
                 f"{tuple(mean.shape)}; restore it from a copy."
             )
         exact = mean.double()[None]  # the type of either is checked later

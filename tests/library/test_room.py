@@ -10,6 +10,7 @@ from torch import nn
 
 from fromp import FROMP, Categorical, FrompError, IdentityKernel, regulariser
 from fromp.foundation.state import flatten
+from fromp.lab.bench.timing import in_a_process
 from fromp.room import free_bytes
 
 MIB = 2**20
@@ -138,3 +139,10 @@ print((_peak() - before) / 1024)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 0.2 * budget < float(done.stdout) < budget + 16  # the allocator has some pages of its own
+
+
+def test_kernels_of_many_outputs_are_within_the_budget():
+    """The slopes of every output at every other take 36 MB, and what is formed of them far more."""
+    budget, kept = 32, 4 * 300 * 100**2 / MIB
+    grown = in_a_process(f"print_growth_of_kernels(300, 100, {budget * MIB})")
+    assert kept < grown < budget + 2 * kept + 8  # the inverses, and a copy while they are put together

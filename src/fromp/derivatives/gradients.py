@@ -87,7 +87,8 @@ class Outer(Gradient):
         return ((self.g.square() @ variance) * self.a.square()).sum(-1)
 
     def gram(self, other: "Outer", variance: Tensor) -> Tensor:
-        return outer_grams([self], [self if other is self else other], variance, FORMED * variance.element_size())[0]
+        left = [self]
+        return outer_grams(left, left if other is self else [other], variance)[0]
 
 
 @final
@@ -238,23 +239,22 @@ def joined(parts: Sequence[Gradient]) -> Gradient:
     return Dense(torch.cat([part.dense().g for part in parts]))
 
 
-def outer_grams(left: list[Outer], right: list[Outer], variance: Tensor, memory_budget: int) -> Tensor:
+def outer_grams(left: Sequence[Outer], right: Sequence[Outer], variance: Tensor) -> Tensor:
     """sum_oi g_bo a_bi v_oi h_co e_ci for every pair of gradients that share their inputs a and e: (pairs, b, c).
 
-    The sum over the inputs, almost all of the work, is the same for every pair and done once.
+    The sum over the inputs, almost all of the work, is the same for every pair and done once, over those rows o of the
+    weight that any of the gradients reaches.
     """
     a, e = left[0].a, right[0].a
-    g, h = torch.stack([outer.g for outer in left]), torch.stack([outer.g for outer in right])  # (p, b, o)
-    total = a.new_zeros(len(g), len(a), len(e))
-    row = variance.element_size() * ((len(a) + len(e)) * a.shape[1] + len(a) * len(e))  # bytes for each o
-    step = max(1, memory_budget // row)
-    for start in range(0, len(variance), step):
-        some = slice(start, start + step)
-        deviation = variance[some].sqrt()[:, None]  # (o, 1, i)
+    total = a.new_zeros(len(left), len(a), len(e))
+    reached = torch.stack([outer.g.any(0) for outer in left]).any(0).nonzero().flatten()
+    step = max(1, FORMED // max(len(a) * len(e), (len(a) + len(e)) * a.shape[1]))
+    for rows in reached.split(step):
+        deviation = variance[rows].sqrt()[:, None]  # (o, 1, i)
         scaled = a * deviation
         inner = scaled @ (scaled if left is right else e * deviation).mT  # (o, b, c)
-        for p in range(len(g)):
-            total[p] += torch.einsum("bo,co,obc->bc", g[p, :, some], h[p, :, some], inner)
+        for p, (g, h) in enumerate(zip(left, right, strict=True)):
+            total[p] += (inner * g.g.T[rows, :, None]).mul_(h.g.T[rows, None]).sum(0)
     return total
 
 

@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fromp.derivatives.budget import tiles
 from fromp.derivatives.gradients import FORMED, Dense, Gradient, Outer, Rows, joined, outer_grams
+from fromp.derivatives.last_layer import LastLayer, SlopeOf
 from fromp.derivatives.model import Head, Weights
 from fromp.derivatives.tape import Tape
 from fromp.foundation import inputs
@@ -20,6 +21,7 @@ Span: TypeAlias = tuple[int, int] | None  # rows of a weight; None for the whole
 Slopes: TypeAlias = Callable[[Tensor], Iterator[Tensor]]  # f: (b, c) -> a direction in the outputs for each output
 DOUBLES = 4  # matrices in double precision that an output's kernel needs until it is inverted
 SINGLE = 4  # bytes
+MANY = 32  # outputs, from which finding the last layer's inputs, a pass over all examples, is little of the work
 
 
 def grams(
@@ -28,6 +30,7 @@ def grams(
     x: Inputs,
     head: Head,
     slopes: Slopes,
+    slope_of: SlopeOf,
     variance: Weights,
     memory_budget: int,
     sketch: int | None,
@@ -45,19 +48,24 @@ def grams(
         largest = max(v.nbytes for v in variance.values())
         parts = list(inputs.split(x, min(inputs.num_examples(parts[0]), max(1, memory_budget // 4 // (2 * largest)))))
     tape = Tape(model, weights, parts[0], head)
-    outputs = tape.f.shape[1]
+    outputs, last = tape.f.shape[1], None
+    if outputs >= MANY:
+        others = (Tape(model, weights, part, head) for part in parts[1:])
+        last = LastLayer.of(chain([tape], others), slope_of, variance)
+    if last is not None:
+        variance = {name: v for name, v in variance.items() if name not in last.names}
     at_a_time = max(1, memory_budget // 4 // (DOUBLES * 8 * n**2))
-    if len(parts) == 1:
-        each = slopes(tape.f.detach())
-        while directions := list(islice(each, at_a_time)):
-            both = zip(directions, directions, strict=True)
-            yield between(tape, tape, both, len(directions), variance, memory_budget)
-        return
-    del tape
+    portions = [range(start, min(outputs, start + at_a_time)) for start in range(0, outputs, at_a_time)]
     walk = Walk(model, weights, parts, head, slopes, variance)
-    for start in range(0, outputs, at_a_time):
-        some = range(start, min(outputs, start + at_a_time))
-        yield _sketched(walk, some, sketch, n, memory_budget) if sketch else _exact(walk, some, n, memory_budget)
+    if len(parts) == 1:
+        found = _of_one_tile(tape, portions, walk, memory_budget)
+    elif sketch:
+        found = (_sketched(walk, some, sketch, n, memory_budget) for some in portions)
+    else:
+        found = (_exact(walk, some, n, memory_budget) for some in portions)
+    del tape
+    for some in portions:
+        yield _added(last, some, next(found))  # not held here while it is inverted
 
 
 def between(
@@ -70,12 +78,12 @@ def between(
 ) -> Tensor:
     """The same between the examples of two tapes, for `count` pairs of directions at each of them: (c, i, j)."""
     total = torch.zeros(count, len(left.f), len(right.f), dtype=torch.double, device=left.f.device)
-    waiting = _Outers(variance, total, memory_budget)
+    waiting = _Outers(variance, total)
     for c, (at_left, at_right) in enumerate(directions):
         # One output at a time: the gradients of all of them at once would be classes times larger.
         g = dict(left.gradients(at_left))
         h = g if right is left else dict(right.gradients(at_right))
-        for name in (name for name in g if name in h):
+        for name in (name for name in g if name in h and name in variance):
             gi, hj = g[name], h[name]
             if isinstance(gi, Outer) and isinstance(hj, Outer):  # small enough to wait for other outputs
                 waiting.add(name, c, gi, hj)
@@ -83,7 +91,7 @@ def between(
             if type(gi) is not type(hj):  # a layer that sees every example of one part, and some of the other
                 gi, hj = gi.dense(), hj.dense()
             total[c] += gi.gram(hj, variance[name])
-        waiting.release(least=memory_budget // 4)
+        waiting.release(least=memory_budget // 8)
     waiting.release()
     return total
 
@@ -91,8 +99,8 @@ def between(
 class _Outers:
     """Gradients that wait for those of other outputs, which share their inputs; released before they are too many."""
 
-    def __init__(self, variance: Weights, total: Tensor, memory_budget: int) -> None:
-        self._variance, self._total, self._budget = variance, total, memory_budget
+    def __init__(self, variance: Weights, total: Tensor) -> None:
+        self._variance, self._total = variance, total
         self._waiting: dict[str, list[tuple[int, Outer, Outer]]] = {}
         self._bytes = 0
 
@@ -107,7 +115,7 @@ class _Outers:
         for name, found in self._waiting.items():
             places, left, right = (list(column) for column in zip(*found, strict=True))
             same = left[0] is right[0]
-            self._total[places] += outer_grams(left, left if same else right, self._variance[name], self._budget)
+            self._total[places] += outer_grams(left, left if same else right, self._variance[name])
         self._waiting, self._bytes = {}, 0
 
 
@@ -142,6 +150,19 @@ class Unit(NamedTuple):
     rows: Span
 
 
+def _of_one_tile(tape: Tape, portions: Sequence[range], walk: Walk, memory_budget: int) -> Iterator[Tensor]:
+    each = walk.slopes(tape.f.detach())
+    for some in portions:
+        both = ((slope, slope) for slope in islice(each, len(some)))
+        yield between(tape, tape, both, len(some), walk.variance, memory_budget)
+
+
+def _added(last: LastLayer | None, outputs: range, total: Tensor) -> Tensor:
+    if last is not None:
+        last.add_grams(total, outputs)
+    return total
+
+
 def _exact(walk: Walk, outputs: range, n: int, memory_budget: int) -> Tensor:
     device = next(inputs.tensors(walk.parts[0])).device
     total = torch.zeros(len(outputs), n, n, dtype=torch.double, device=device)
@@ -160,7 +181,7 @@ def _exact(walk: Walk, outputs: range, n: int, memory_budget: int) -> Tensor:
                 for unit in of[c, name]:
                     like = _rows(walk.variance[name], unit.rows)
                     kept[unit].append(Dense(like.new_zeros(()).expand(own.stop - own.start, *like.shape)))
-        waiting = _Outers(walk.variance, total, memory_budget)
+        waiting = _Outers(walk.variance, total)
         for unit in units:
             whole = joined(kept.pop(unit))
             if isinstance(whole, Outer):
@@ -200,6 +221,8 @@ def _rounds(walk: Walk, outputs: range, n: int, memory_budget: int) -> Iterator[
     sizes: dict[str, tuple[int, int]] = {}  # numbers that an example needs for each unit, and units
     limit = max(1, max(memory_budget // SINGLE, FORMED) // n)  # numbers per example
     for name, g in few.gradients(next(walk.slopes(few.f.detach()))):
+        if name not in walk.variance:
+            continue
         if isinstance(g, Outer):
             sizes[name] = g.g.shape[1] + g.a.shape[1], 1
         elif isinstance(g, Rows):
@@ -227,20 +250,23 @@ def _rounds(walk: Walk, outputs: range, n: int, memory_budget: int) -> Iterator[
 def _sketched(walk: Walk, outputs: range, sketch: int, n: int, memory_budget: int) -> Tensor:
     """Phi Phi' with Phi = g sqrt(v) R, where R has one random sign per weight, so that E[R R'] = I."""
     at_a_time = max(1, memory_budget // 2 // (SINGLE * n * sketch))
-    found = []
+    device = next(inputs.tensors(walk.parts[0])).device
+    total = torch.zeros(len(outputs), n, n, dtype=torch.double, device=device)
     for start in range(outputs.start, outputs.stop, at_a_time):
         some = range(start, min(outputs.stop, start + at_a_time))
         phi: dict[int, Tensor] = {}
         for c, own, gradients in walk.gradients(set(some)):
             for name, g in gradients:
-                v = walk.variance[name]
+                if (v := walk.variance.get(name)) is None:
+                    continue
                 if c not in phi:
                     phi[c] = torch.zeros(n, sketch, dtype=v.dtype, device=v.device)
                 signed = _signs(name, v) * v.sqrt()
                 folded = _folded((g.dense().g * signed).reshape(own.stop - own.start, -1), sketch)
                 phi[c][own] += folded.roll(zlib.crc32(name.encode()) % sketch, 1)  # small weights apart from each other
-        found += [phi[c].double() @ phi[c].double().T for c in some]
-    return torch.stack(found)
+        for c, columns in phi.items():
+            total[outputs.index(c)] = columns.double() @ columns.double().T
+    return total
 
 
 def _signs(name: str, like: Tensor) -> Tensor:

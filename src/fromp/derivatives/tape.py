@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import grad, vmap
 
 from fromp.derivatives import graph
-from fromp.derivatives.calls import Call
+from fromp.derivatives.calls import Call, LinearCall
 from fromp.derivatives.gradients import Dense, Gradient, added
 from fromp.derivatives.model import Head, Weights, check_dtype, outputs
 from fromp.derivatives.recorder import Recorder
@@ -92,6 +92,18 @@ class Tape:
             if not use.direct
         )
         return others + derived + sum(call.numbers_formed() for call in self.calls)
+
+    def last_linear(self) -> tuple[Tensor, dict[str, str]] | None:
+        """The input of the linear layer that gives f itself, and the names of its weight and bias among the weights.
+
+        None if there is no such layer, or if they are used elsewhere too.
+        """
+        for call in self.calls:
+            if isinstance(call, LinearCall) and call.edge == get_gradient_edge(self.f) and call.once:
+                uses = [use for use in self.uses if use.call is call]
+                if not call.swapped and all(use.direct and self.times[use.names[0]] == 1 for use in uses):
+                    return call.a, {"weight" if u.parameter is call.weight else "bias": u.names[0] for u in uses}
+        return None
 
     def _of(self, use: Use, gradient: Gradient) -> Iterator[tuple[str, Gradient]]:
         """The gradients of the weights behind a parameter, given the parameter's own."""

@@ -27,6 +27,9 @@ class FullKernel(Kernel):
     def stack(cls, kernels: Sequence["FullKernel"]) -> "FullKernel":
         return cls(torch.cat([kernel.inverse for kernel in kernels]))
 
+    def fits(self, outputs: int, points: int) -> bool:
+        return self.inverse.shape[1:3] == (outputs, points)
+
     def solve(self, d: Tensor) -> Tensor:
         # K is symmetric: a row times K is several times faster here than K times a column.
         return (d.unsqueeze(-2) @ self.inverse).squeeze(-2)

@@ -31,6 +31,10 @@ class Kernel(ABC):
         kept = size * outputs * points**2
         return kept, kept + 4 * 8 * points**2
 
+    def fits(self, outputs: int, points: int) -> bool:
+        """Whether it is one for so many outputs and points of a task; unless overridden, it is for any."""
+        return True
+
     @classmethod
     @abstractmethod
     def stack(cls, kernels: Sequence[Self]) -> Self:

@@ -5,7 +5,7 @@ import torch
 from oracles import naive
 from torch import nn
 
-from fromp import FROMP, Categorical, FullKernel, gp
+from fromp import FROMP, Bernoulli, Categorical, FullKernel, Gaussian, Poisson, gp
 from fromp.derivatives import grams
 from fromp.derivatives.tape import Tape
 
@@ -66,6 +66,83 @@ def test_no_example_is_computed_twice_where_all_can_be_kept(case, monkeypatch):
     list(gp.kernels(model, x, Categorical(), variance, memory_budget=2**20))
     assert seen.count(2) + seen.count(1) == len(seen)
     assert sum(seen) == 4 * N + 2  # four outputs of every example, and two examples for the sizes
+
+
+class Tied(nn.Module):
+    """Two linear layers in a row that are one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.one(torch.tanh(self.one(x)))
+
+
+def ending(kind):
+    """A model that ends in one way or another, and whether the last layer is taken by itself."""
+    if kind == "tied":
+        return Tied(), False
+    if kind == "no linear layer":
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh()), False
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4, bias=kind != "no bias"))
+    if kind == "weight frozen":
+        model[2].weight.requires_grad_(False)
+    return model, True
+
+
+@pytest.mark.parametrize("sketch", [None, 5000])
+@pytest.mark.parametrize("points", [4, N])
+@pytest.mark.parametrize("kind", ["plain", "no bias", "weight frozen", "tied", "no linear layer"])
+@pytest.mark.parametrize(
+    "likelihood", [Categorical(), Bernoulli(), Gaussian(2.0), Poisson()], ids=lambda one: type(one).__name__
+)
+def test_a_linear_last_layer_equals_the_slow_twin(monkeypatch, likelihood, kind, points, sketch):
+    torch.manual_seed(0)
+    model, alone = ending(kind)
+    model, x = model.double(), 3 * torch.randn(N, 4, dtype=torch.double)
+    trained = {name: w for name, w in model.named_parameters() if w.requires_grad}
+    variance = {name: torch.rand_like(w).detach() + 0.1 for name, w in trained.items()}
+    flat = torch.cat([value.flatten() for value in variance.values()])
+    tiny(monkeypatch, points)
+    seen = []
+    monkeypatch.setattr(grams, "MANY", 1)
+    monkeypatch.setattr(
+        grams.LastLayer, "add_grams", lambda *args, own=grams.LastLayer.add_grams: seen.append(1) or own(*args)
+    )
+    found = list(gp.kernels(model, x, likelihood, variance, memory_budget=20_000, sketch=sketch))
+    assert len(found) > 1
+    assert len(seen) == (len(found) if alone and not isinstance(likelihood, Poisson) else 0)
+    if not sketch or points == N:
+        expected = naive.kernel(model, x, N, likelihood, flat)
+        torch.testing.assert_close(torch.cat(found), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_a_head_of_a_shared_layer(monkeypatch):
+    """The other rows of the layer are reached by no gradient, and left out."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 40)).double(), torch.randn(N, 4).double()
+    variance = {name: torch.rand_like(w).detach() + 0.1 for name, w in model.named_parameters()}
+    flat = torch.cat([value.flatten() for value in variance.values()])
+    expected = naive.kernel(model, x, N, Categorical(), flat, head=(7, 3, 21))
+    torch.testing.assert_close(
+        gp.kernel(model, x, Categorical(), variance, (7, 3, 21)), expected, rtol=1e-8, atol=1e-10
+    )
+
+
+def test_a_saturated_output_keeps_its_kernel(monkeypatch):
+    """In single precision too, where the terms of the last layer nearly cancel."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 4)).double(), torch.randn(N, 4).double()
+    with torch.no_grad():
+        model[0].bias[1] = 7.0  # p = 0.997
+    variance = {name: torch.ones_like(w).detach() for name, w in model.named_parameters()}
+    exact = gp.kernel(model, x, Categorical(), variance)
+    monkeypatch.setattr(grams, "MANY", 1)
+    variance = {name: v.float() for name, v in variance.items()}
+    found = gp.kernel(model.float(), x.float(), Categorical(), variance)
+    for one, other in zip(found, exact, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-3
 
 
 def test_a_tile_that_a_weight_does_not_reach(monkeypatch):

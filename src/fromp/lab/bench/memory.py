@@ -1,11 +1,14 @@
 """How much memory a step and the end of a task need."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fromp import gp
+from fromp.derivatives.budget import MEMORY_BUDGET
 from fromp.derivatives.model import detached, trainable
 from fromp.foundation.examples import TensorExamples
 from fromp.gp import ggn_diagonal
@@ -32,15 +35,22 @@ def print_growth(name: str, case: str) -> None:
     print((_peak() - before) / 1024)
 
 
-def print_growth_of_kernels(outputs: int, points: int) -> None:
+def print_growth_of_kernels(outputs: int, points: int, memory_budget: int = MEMORY_BUDGET) -> None:
     """Print the growth while the kernels of so many outputs are computed, as `FullKernel` keeps them, on the MLP."""
     torch.set_num_threads(1)
-    model = initialise(lambda: mlp(784, (100, 100), outputs), seed=0)
-    x, variance = torch.rand(points, 784), {name: torch.ones_like(w).detach() for name, w in model.named_parameters()}
+    x = torch.rand(points, 784)
+
+    def kept(outputs: int, x: Tensor) -> FullKernel:
+        model = initialise(lambda: mlp(784, (100, 100), outputs), seed=0)
+        variance = {name: torch.ones_like(w).detach() for name, w in model.named_parameters()}
+        k = partial(gp.kernels, model, x, Categorical(), variance, memory_budget=memory_budget)
+        return FullKernel.of(k, 1e-3, torch.float32)
+
+    kept(2, x[:2])  # what is loaded on first use is not counted
     before = _peak(reset=True)
-    kept = FullKernel.of(lambda: gp.kernels(model, x, Categorical(), variance), 1e-3, torch.float32)
+    found = kept(outputs, x)
     print((_peak() - before) / 1024)
-    del kept
+    del found
 
 
 def _peak(reset: bool = False) -> int:
