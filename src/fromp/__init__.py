@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fromp.metrics.data_wide import DataWide
     from fromp.metrics.divergence import Divergence
     from fromp.metrics.full_kernel import FullKernel
+    from fromp.metrics.half_kernel import HalfKernel
     from fromp.metrics.identity_kernel import IdentityKernel
     from fromp.metrics.labels import Labels
     from fromp.metrics.logits import Logits
@@ -55,6 +56,7 @@ __all__ = [
     "FrompError",
     "FullKernel",
     "Gaussian",
+    "HalfKernel",
     "Hold",
     "IdentityKernel",
     "KernelError",
@@ -106,6 +108,7 @@ _NAMES_IN = {
     "metrics.data_wide": "DataWide",
     "metrics.divergence": "Divergence",
     "metrics.full_kernel": "FullKernel",
+    "metrics.half_kernel": "HalfKernel",
     "metrics.identity_kernel": "IdentityKernel",
     "metrics.labels": "Labels",
     "metrics.logits": "Logits",

@@ -9,13 +9,14 @@ from fromp.foundation.state import State, field
 from fromp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Tokens
 from fromp.memory import Score, Select, least_memorable, memorability, per_class, random_score, top
 from fromp.metrics.full_kernel import FullKernel
+from fromp.metrics.half_kernel import HalfKernel
 from fromp.metrics.identity_kernel import IdentityKernel
 from fromp.metrics.kernel import Kernel
 from fromp.refresh import Refresh, at_every_end, never, when_doubled
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {c.__name__: c for c in (Categorical, Tokens, Bernoulli, Gaussian, Poisson)}
 CURVATURES: dict[str, type[Curvature]] = {c.__name__: c for c in (ExactGGN, SignGGN)}
-KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, IdentityKernel)}
+KERNELS: dict[str, type[Kernel]] = {c.__name__: c for c in (FullKernel, HalfKernel, IdentityKernel)}
 SCORES: dict[str, Score] = {f.__name__: f for f in (memorability, least_memorable, random_score)}
 SELECTIONS: dict[str, Select] = {f.__name__: f for f in (per_class, top)}
 

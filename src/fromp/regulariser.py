@@ -89,7 +89,7 @@ class FROMP(Remembering):
     prior_precision: delta, the precision of the weights before any data.
     jitter: added to the kernel's diagonal; by default as much as bounds the penalty by what labels at the memory would
         cost (`prior.bounding_jitter`), so that no optimiser is thrown off by it.
-    kernel: `FullKernel`, or `IdentityKernel` for the L2 variants.
+    kernel: `FullKernel`, `HalfKernel` for about the same in half the memory, or `IdentityKernel` for the L2 variants.
     curvature: `ExactGGN()`, or `SignGGN()`, which takes one backward pass per example however many classes there are.
     refresh: which kernels of past tasks a task's end computes anew: all of them unless it is `when_doubled` or `never`,
         with which the cost of `end_task` hardly grows with the number of tasks.

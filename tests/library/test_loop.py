@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fromp import FROMP, Bernoulli, Categorical, FullKernel, IdentityKernel
+from fromp import FROMP, Bernoulli, Categorical, FullKernel, HalfKernel, IdentityKernel
 from fromp.foundation.state import flatten
 
 
@@ -202,7 +202,7 @@ def test_a_copied_model_is_not_needed():
     assert reg.penalty().item() == pytest.approx(0, abs=1e-8)
 
 
-@pytest.mark.parametrize("kernel", [FullKernel, IdentityKernel])
+@pytest.mark.parametrize("kernel", [FullKernel, HalfKernel, IdentityKernel])
 def test_memory_is_computed_with_autocast_off(kernel):
     """Nothing is computed in bfloat16 here: where a CPU only announces it, that would end the process."""
     model, reg = remembered(kernel=kernel)

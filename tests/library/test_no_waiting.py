@@ -13,6 +13,7 @@ from fromp import (
     Composed,
     Divergence,
     FullKernel,
+    HalfKernel,
     Hold,
     IdentityKernel,
     Logits,
@@ -75,10 +76,13 @@ def steps(model, penalty):
 
 @pytest.mark.parametrize("heads", [[None] * 3, [[0, 1], [2, 3], [0, 1]]], ids=["single", "heads"])
 @pytest.mark.parametrize("options", [{}, {"tasks_per_step": 2}], ids=["all", "drawn"])
-@pytest.mark.parametrize("kernel", [FullKernel, IdentityKernel])
+@pytest.mark.parametrize("kernel", [FullKernel, HalfKernel, IdentityKernel])
 def test_fromp(kernel, options, heads, monkeypatch):
     # What is brought to a device is checked there to be finite, once.
     monkeypatch.setattr(FullKernel, "to", lambda self, dtype, device=None: FullKernel(self.inverse.to(device, dtype)))
+    monkeypatch.setattr(
+        HalfKernel, "to", lambda k, t, device=None: HalfKernel(k.factor.to(device), k.scale.to(device, t))
+    )
     model = network()
     reg = end_tasks(FROMP(model, Categorical(), memory_size=8, jitter=1e-2, kernel=kernel, **options), heads)
     model.to(EMPTY)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import FROMP, Categorical, CheckpointError, FrompError, IdentityKernel
+from fromp import FROMP, Categorical, CheckpointError, FrompError, HalfKernel, IdentityKernel
 
 
 def network():
@@ -58,7 +58,9 @@ def test_a_prefix_is_given_once(tmp_path, saved):
     assert again.penalty().item() == reg.penalty().item()
 
 
-@pytest.mark.parametrize("options", [{}, {"kernel": IdentityKernel}], ids=["full", "identity"])
+@pytest.mark.parametrize(
+    "options", [{}, {"kernel": HalfKernel}, {"kernel": IdentityKernel}], ids=["full", "half", "identity"]
+)
 def test_to_another_type(options):
     model = network()
     reg = taught(model, **options)

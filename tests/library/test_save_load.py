@@ -8,7 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from fromp import FROMP, GLM, Bernoulli, Categorical, CheckpointError, Gaussian, IdentityKernel, Poisson, top
+from fromp import (
+    FROMP,
+    GLM,
+    Bernoulli,
+    Categorical,
+    CheckpointError,
+    Gaussian,
+    HalfKernel,
+    IdentityKernel,
+    Poisson,
+    top,
+)
 from fromp.foundation import storage
 
 CONTINUE = """
@@ -55,7 +66,9 @@ def taught(**options):
     return model, reg
 
 
-@pytest.mark.parametrize("options", [{}, {"kernel": IdentityKernel, "select": top}], ids=["full", "identity"])
+@pytest.mark.parametrize(
+    "options", [{}, {"kernel": HalfKernel}, {"kernel": IdentityKernel, "select": top}], ids=["full", "half", "identity"]
+)
 def test_a_new_process_goes_on_bit_for_bit(tmp_path, options):
     model, reg = taught(**options)
     reg.penalty()  # in the middle of the turns that past tasks take

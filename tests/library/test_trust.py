@@ -11,7 +11,7 @@ from reliability import poison
 from reliability.damage import damaged
 from torch import nn
 
-from fromp import FROMP, Categorical, FrompError, IdentityKernel, MixedPast
+from fromp import FROMP, Categorical, FrompError, HalfKernel, IdentityKernel, MixedPast
 from fromp.derivatives import watch
 from fromp.foundation import storage
 from fromp.foundation.errors import FrompWarning
@@ -123,7 +123,7 @@ def test_probabilities_in_the_place_of_logits_are_said(head):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kernel", [None, IdentityKernel])
+@pytest.mark.parametrize("kernel", [None, HalfKernel, IdentityKernel])
 def test_half_precision_keeps_kernels_and_precision_in_single(tmp_path, dtype, kernel):
     model, exact = network(dtype=dtype), network()
     exact.load_state_dict(model.state_dict())
@@ -147,7 +147,7 @@ def test_half_precision_keeps_kernels_and_precision_in_single(tmp_path, dtype, k
     regs[0].predict(data(dtype=dtype)[0])
 
 
-@pytest.mark.parametrize("kernel", [None, IdentityKernel])
+@pytest.mark.parametrize("kernel", [None, HalfKernel, IdentityKernel])
 def test_a_damaged_state_is_refused_or_harmless(tmp_path, kernel):
     """With hashes that fit, so that nothing but the values tells: our error, or penalties that are sound."""
     options = {} if kernel is None else {"kernel": kernel}
@@ -175,7 +175,7 @@ def test_a_damaged_state_is_refused_or_harmless(tmp_path, kernel):
     assert refused > 100
 
 
-@pytest.mark.parametrize("kernel", [None, IdentityKernel])
+@pytest.mark.parametrize("kernel", [None, HalfKernel, IdentityKernel])
 def test_a_mean_whose_distance_overflows_is_refused(tmp_path, kernel):
     """It is finite, and the penalty would be infinite."""
     model, reg = taught(**({} if kernel is None else {"kernel": kernel}))

@@ -6,7 +6,7 @@ from oracles.small import data, network
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fromp import FROMP, Categorical, IdentityKernel, MixedPast, Regulariser
+from fromp import FROMP, Categorical, HalfKernel, IdentityKernel, MixedPast, Regulariser
 from fromp.foundation import storage
 from fromp.lab.methods.quadratic import DLP, EWC
 from fromp.lab.methods.rehearsal import DERpp, FunctionalL2, Replay
@@ -15,6 +15,7 @@ from fromp.lab.methods.si import SI
 REGULARISERS = {
     "fromp": lambda model: FROMP(model, Categorical(), tau=1.0, memory_size=6, jitter=1e-2),
     "fromp-l2": lambda model: FROMP(model, Categorical(), tau=1.0, memory_size=6, kernel=IdentityKernel),
+    "half": lambda model: FROMP(model, Categorical(), tau=1.0, memory_size=6, jitter=1e-2, kernel=HalfKernel),
     "ewc": lambda model: EWC(model, Categorical(), 100.0),
     "dlp": lambda model: DLP(model, Categorical(), 100.0),
     "si": lambda model: SI(model, Categorical(), 10.0, 1e-3),
