@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 from fromp.foundation import storage
+from fromp.lab.bench.absent import absent_errors
 from fromp.lab.bench.cases import SETTINGS
+from fromp.lab.bench.kept import kept_errors
+from fromp.lab.bench.many_examples import errors_by_examples
 from fromp.lab.bench.memory import peak_memory
 from fromp.lab.bench.signs import sign_errors
 from fromp.lab.bench.steps import fromp_step, one_graph_step
@@ -41,11 +44,40 @@ def table(report: dict[str, Any]) -> str:
         for way, errors in row["relative_error"].items():
             of = " | ".join(f"{100 * errors[name]:.1f} %" for name in ("precision", "kernel", "gradient"))
             lines.append(f"| {row['classes']} | {way} | {of} | {row['times_faster'][way]:.1f} |")
+    if "examples" in report:
+        lines.append(
+            "\n| network of | examples | error of the precision by signs | of K | of the penalty's gradient |\n"
+            "|---|---:|---:|---:|---:|"
+        )
+        for row in report["examples"]["rows"]:
+            of = " | ".join(f"{100 * row['relative_error'][n]:.2f} %" for n in ("precision", "kernel", "gradient"))
+            lines.append(f"| {row['data']}, {row['classes']} classes | {row['examples']:,} | {of} |")
+    if "kept" in report:
+        lines.append(
+            "\n| what is kept of a kernel, 10 classes, 200 points | jitter | memory | error of d' K^-1 d | of K^-1 d | "
+            "of the penalty's gradient |\n|---|---:|---:|---:|---:|---:|"
+        )
+        for row in report["kept"]["rows"]:
+            of = " | ".join(_percent(row["relative_error"][n]) for n in ("distance", "solution", "gradient"))
+            lines.append(f"| {row['way']} | {row['jitter']:g} | {row['bytes'] / 2**20:.2f} MB | {of} |")
+    if "absent" in report:
+        lines.append(
+            "\n| 10 of 100 classes, one head | error of the penalty's gradient without the other 90 | with I / jitter "
+            "for them | outputs with tr K < jitter / 1000 |\n|---|---:|---:|---:|"
+        )
+        for row in report["absent"]["rows"]:
+            jitter = "the default" if row["jitter"] is None else f"{row['jitter']:g}"
+            of = " | ".join(_percent(row[name]) for name in ("dropped", "ridge", "small"))
+            lines.append(f"| jitter {jitter} | {of} |")
     (row,) = report["blocks"]["rows"]
     lines.append("\n| step of the CNN, 5 past tasks | growth of peak memory, MB | time |\n|---|---:|---:|")
     whole = row["seconds"]["fromp step in one graph"]
     lines += [f"| {way} | {row['MB'][way]:.0f} | {row['seconds'][way] / whole:.2f} |" for way in row["MB"]]
     return "\n".join(lines)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share > 0.1 else f"{100 * share:.2g} %"
 
 
 def blocks() -> list[dict[str, Any]]:
@@ -72,6 +104,9 @@ def blocks() -> list[dict[str, Any]]:
 SECTIONS: dict[str, Callable[[], Any]] = {
     "blocks": blocks,
     "signs": lambda: [sign_errors(classes, repetitions) for classes, repetitions in ((2, 5), (10, 3), (100, 1))],
+    "examples": lambda: list(errors_by_examples()),
+    "kept": kept_errors,
+    "absent": absent_errors,
     "text": lambda: [text_cost(classes, 5) for classes in (2, 4)],
 }
 

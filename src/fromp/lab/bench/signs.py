@@ -1,5 +1,6 @@
 """How far the GGN from random signs is off, and how much faster it is, by the number of classes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,18 +45,7 @@ def sign_errors(classes: int, repetitions: int) -> dict[str, Any]:
         found = gp.ggn_diagonal(model, names, examples, Categorical(), curvature=curvature, seed=seed)
         return {name: PRECISION + value for name, value in found.items()}
 
-    def what_follows(p: dict[str, Tensor]) -> dict[str, Tensor]:
-        k = gp.kernel(model, memory, Categorical(), {name: 1 / value for name, value in p.items()})
-        own = torch.cat([value.flatten() for value in p.values()])
-        return {"precision": own, "kernel": k, "gradient": _gradient(model, memory, gp.inverse(k, JITTER))}
-
-    truth = what_follows(precision(ExactGGN(), 0))
-    errors = {}
-    for name, curvature in WAYS.items():
-        draws = [what_follows(precision(curvature, seed)) for seed in range(DRAWS)]
-        errors[name] = {
-            of: sum(float((draw[of] - truth[of]).norm() / truth[of].norm()) for draw in draws) / DRAWS for of in truth
-        }
+    errors = relative_errors(model, memory, precision, WAYS)
     ways: dict[str, Curvature] = {"exact": ExactGGN(), **WAYS}
     cases = {name: lambda way=way: precision(way, 0) for name, way in ways.items()}
     seconds = interleaved(cases, repetitions)  # type: ignore[arg-type]
@@ -69,8 +59,33 @@ def sign_errors(classes: int, repetitions: int) -> dict[str, Any]:
     }
 
 
-def _gradient(model: nn.Module, memory: Tensor, inverse: Tensor) -> Tensor:
-    """That of the penalty at weights that have moved, the same way each time."""
+def relative_errors(
+    model: nn.Module,
+    memory: Tensor,
+    precision: Callable[[Curvature, int], dict[str, Tensor]],
+    ways: dict[str, Curvature],
+) -> dict[str, dict[str, float]]:
+    """Of the precision, K and the penalty's gradient against those of the exact GGN: the mean over some draws."""
+
+    def what_follows(p: dict[str, Tensor]) -> dict[str, Tensor]:
+        k = gp.kernel(model, memory, Categorical(), {name: 1 / value for name, value in p.items()})
+        own = torch.cat([value.flatten() for value in p.values()])
+        exact = gp.inverse(k, JITTER)
+        gradient = moved_gradient(model, memory, lambda d: torch.einsum("cij,cj->ci", exact, d.double()))
+        return {"precision": own, "kernel": k, "gradient": gradient}
+
+    truth = what_follows(precision(ExactGGN(), 0))
+    errors = {}
+    for name, curvature in ways.items():
+        draws = [what_follows(precision(curvature, seed)) for seed in range(DRAWS)]
+        errors[name] = {
+            of: sum(float((draw[of] - truth[of]).norm() / truth[of].norm()) for draw in draws) / DRAWS for of in truth
+        }
+    return errors
+
+
+def moved_gradient(model: nn.Module, memory: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:
+    """That of the penalty at weights that have moved, the same way each time. solve: d -> K^-1 d, both (c, i)."""
     generator = torch.Generator().manual_seed(1)
     with evaluating(model), torch.no_grad():
         before = gp.mean(model, memory, Categorical())
@@ -79,6 +94,6 @@ def _gradient(model: nn.Module, memory: Tensor, inverse: Tensor) -> Tensor:
         for name, w in model.named_parameters()
     }
     moved = {name: w.requires_grad_() for name, w in moved.items()}
-    d = (Categorical().mean(torch.func.functional_call(model, moved, (memory,))) - before).T.double()
-    distance = torch.einsum("ci,cij,cj->", d, inverse, d)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(distance, list(moved.values()))])
+    d = (Categorical().mean(torch.func.functional_call(model, moved, (memory,))) - before).T
+    u = solve(d.detach())
+    return torch.cat([g.flatten() for g in torch.autograd.grad(d, list(moved.values()), 2 * u.to(d))])
