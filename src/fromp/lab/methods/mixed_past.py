@@ -145,6 +145,15 @@ register(
         presets={
             **UNCLIPPED,
             "split-*": {"lr": 1e-3, "schedule": "linear-decay"},
+            "split-cifar*": {
+                "schedule": "late-decay",  # the first task is the one that all methods share
+                "late_lr": 3e-4,
+                "strength": 0.3,
+                "present_strength": 0.3,
+                "points_per_step": 128,
+                "metric": "distillation",
+                "one_pass": True,
+            },
             "permuted-*": {"schedule": "linear-decay"},
             "permuted-mnist": {"lr": 3e-3, "strength": 0.05},
             "split-mnist": MULTI_HEAD,
