@@ -18,6 +18,7 @@ ALLOWED = {
     ("lab/cli.py", "fromp"),  # and the default of --method
     # A series in kept reports of `fromp bench`.
     ("lab/bench/steps.py", "fromp"), ("lab/bench/table.py", "fromp"), ("lab/report/figures/cost.py", "fromp"),
+    ("lab/bench/ways.py", "der++"),  # whose step the level ones are compared with
     ("lab/results/record.py", "joint"),  # older files of it alone have accuracies of an untrained network
 }  # fmt: skip
 
