@@ -70,6 +70,17 @@ def test_the_model_cannot_be_exchanged():
         reg.model = network(1)
 
 
+@pytest.mark.parametrize("head", [[0, math.nan], [0, {}], ["a"], [0, math.inf]])
+def test_a_head_of_something_else_than_numbers_is_refused(head):
+    _, reg = taught(1)
+    with pytest.raises(FrompError, match="is not a list of output indices"):
+        reg.end_task(data(1), head=head)
+    state = reg.state_dict()
+    state["tasks"][0]["memory"]["head"] = head
+    with pytest.raises(FrompError, match="is not a list of output indices"):
+        reg.load_state_dict(state)
+
+
 def test_loading_into_an_untrained_network_is_said(tmp_path):
     model, reg = taught()
     reg.save(tmp_path)

@@ -1,10 +1,13 @@
 """A learner that is not told where tasks begin: it finds out, and then does what one that is told does."""
 
+import contextlib
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from reliability.damage import damaged
 from torch import nn
 
 from fromp import FROMP, Calibrated, Categorical, CheckpointError, Gaussian, TaskFree, Welch
@@ -442,3 +445,62 @@ def test_wrong_commands(arguments, message, tmp_path, capsys):
 def test_the_detectors_are_public():
     assert isinstance(TaskFree(FROMP(nn.Linear(2, 2), Categorical()), None).detector, Calibrated)
     assert Welch().threshold == 1.3
+
+
+def test_a_damaged_state_is_refused_before_anything_changes_or_is_harmless(tmp_path):
+    """With hashes that fit: our error, or a learner that goes on; never another error."""
+    one, refused, wrong = learner(), 0, []
+    for x, y in stream(1):
+        one.observe(x, y)
+    one.end_task()
+    for x, y in itertools.islice(stream(2), 20):
+        one.observe(x, y)
+    one.save(tmp_path / "sound")
+    state = storage.read(tmp_path / "sound", "task-free")
+    for number in range(120):
+        broken, what = damaged(state, number)
+        if broken is None:
+            continue
+        other = learner(seed=0)
+        before = weights(other).clone()
+        storage.write(tmp_path / "broken", "task-free", broken)
+        try:
+            other.load(tmp_path / "broken")
+        except FrompError:
+            refused += 1
+            assert torch.equal(before, weights(other)), what
+        except Exception as error:
+            wrong.append(f"{what}: {type(error).__name__} {error}")
+        else:
+            with contextlib.suppress(FrompError):
+                other.observe(*next(iter(stream(1))))
+    assert not wrong, "\n".join(wrong)
+    assert refused > 60
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("detector", "recent", [[0.1]]), ("detector", "recent", [["a", "b"]]), ("detector", "runs", [{"signal": 9}]),
+        ("detector", "age", -1), ("reservoir", "hashes", torch.tensor([2.0])), ("reservoir", "sample", [1, 2]),
+        (None, "held", [[torch.ones(2, 2), torch.ones(1)]]), (None, "boundaries", [[5, 2]]), (None, "seen", "many"),
+        (None, "past", {}), (None, "optimizer", {"0": {"exp_avg": torch.ones(3)}}),
+        (None, "optimizer", {str(n): {"step": torch.tensor(-1.0)} for n in range(6)}),
+    ],
+)  # fmt: skip
+def test_each_part_of_a_state_is_checked(part, key, value):
+    one = learner()
+    for x, y in itertools.islice(stream(1), 20):
+        one.observe(x, y)
+    state = one.state_dict()
+    (state if part is None else state[part])[key] = value
+    with pytest.raises(FrompError):
+        learner().load_state_dict(state)
+
+
+def test_moments_of_welch_are_checked():
+    detector = Welch()
+    for last in ([[0.1], [0.2]], [[0.1], ["a"], 5], [[0.1], [0.2, 0.3], 5], [[0.1], [0.2], 0]):
+        with pytest.raises(FrompError):
+            detector.load_state_dict({"last": last})
+    detector.load_state_dict({"last": [[0.1], [0.2], 5]})

@@ -5,7 +5,7 @@ cd tools && python -m reliability.mutations --count 100000 --out ../results/reli
 Half of the changes leave the hashes as they are, as a fault of a disk would; then nothing but what was saved may load.
 The other half comes with hashes that fit, as an attacker would make them; then what loads must give finite penalties
 that are not negative. Each batch runs in a process of its own, whose death would be seen. What has been counted is kept
-after each batch, and the same command goes on from there.
+after each batch, and the same command goes on from there; it is three times as fast if TMPDIR lies in memory.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,16 +28,32 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
-from fromp import FROMP, Categorical, FrompError, IdentityKernel, MixedPast
+from fromp import (
+    FROMP,
+    Categorical,
+    Composed,
+    DataWide,
+    FrompError,
+    Hold,
+    IdentityKernel,
+    Logits,
+    MixedPast,
+    Remembered,
+    formats,
+)  # fmt: skip
 from fromp.foundation import storage
+from fromp.foundation.state import State
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.engine import run
 from fromp.lab.methods import METHODS
 from fromp.lab.results.plan import Plan
 from fromp.learn import Learner
 from fromp.learn.saved import KIND
+from fromp.taskfree.learner import TaskFree
+from reliability import ranks
 from reliability.damage import damaged
 from reliability.report import keep, kept
 
@@ -52,6 +68,7 @@ class Victim:
     kind: str  # in the manifest
     make: Callable[[Path], None]
     use: Callable[[Path], list[float]]
+    format: int = storage.FORMAT
 
 
 def network() -> nn.Module:
@@ -59,34 +76,99 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def _memory(options: dict[str, Any]) -> Victim:
+def _memory(new: Callable[[nn.Module], Any], load: Callable[[Path, nn.Module], Any]) -> Victim:
+    """The folder of a regulariser after two tasks."""
+
     def make(folder: Path) -> None:
-        reg = FROMP(network(), Categorical(), memory_size=6, **options)
+        reg = new(network())
         for _ in range(2):
             reg.end_task((torch.randn(40, 4), torch.arange(40) % 3))
         reg.save(folder)
 
-    def use(folder: Path) -> list[float]:
-        return _penalties(lambda model: FROMP.load(folder, model))
+    kind = type(new(network())).__name__
+    return Victim(formats.KIND if kind == "FROMP" else kind, make, lambda folder: _penalties(partial(load, folder)))
 
-    return Victim("fromp", make, use)
+
+def _fromp(**options: Any) -> Victim:
+    return _memory(lambda model: FROMP(model, Categorical(), memory_size=6, **options), FROMP.load)
 
 
 def _mixed() -> Victim:
-    def make(folder: Path) -> None:
-        reg = MixedPast(network(), Categorical(), 6, weight_strength=1.0, label_strength=1.0)
-        for _ in range(2):
-            reg.end_task((torch.randn(40, 4), torch.arange(40) % 3))
-        reg.save(folder)
+    def new(model: nn.Module) -> MixedPast:
+        return MixedPast(model, Categorical(), 6, weight_strength=1.0, label_strength=1.0)
+
+    return _memory(new, MixedPast.load)
+
+
+def _composed() -> Victim:
+    holds = [Hold(Remembered(), DataWide(), 1.0), Hold(Remembered(), Logits(), 0.5)]
+
+    def load(folder: Path, model: nn.Module) -> Composed:
+        return Composed.load(folder, model, holds)
+
+    return _memory(lambda model: Composed(model, Categorical(), holds, 6), load)
+
+
+def _of_ranks() -> Victim:
+    """What two processes that learn together have saved."""
 
     def use(folder: Path) -> list[float]:
-        return _penalties(lambda model: MixedPast.load(folder, model))
+        return _penalties(lambda model: FROMP.load(folder, model), ranks.network)
 
-    return Victim("MixedPast", make, use)
+    return Victim("fromp", lambda folder: _moved(ranks.learned(folder.parent / "ranks", 2) / "memory", folder), use)
 
 
-def _penalties(load: Callable[[nn.Module], Any]) -> list[float]:
-    model = network()
+def _of_first_format() -> Victim:
+    saved = Path(__file__).parents[2] / "tests" / "oracles" / "folders" / "0.1" / "full"
+
+    def use(folder: Path) -> list[float]:
+        return _penalties(lambda model: FROMP.load(folder, model), lambda: _of_four(saved))
+
+    return Victim("fromp", lambda folder: _moved(saved, folder), use, format=1)
+
+
+def _of_four(saved: Path) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    model.load_state_dict(load_file(saved.with_suffix(".safetensors")))
+    return model
+
+
+def _moved(source: Path, folder: Path) -> None:
+    shutil.copytree(source, folder)
+
+
+def _without_tasks() -> Victim:
+    """What a `TaskFree` has saved in the middle of a task."""
+
+    def learner() -> TaskFree:
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        return TaskFree(FROMP(model, Categorical(), memory_size=6), optimizer, reservoir=40, min_task_examples=20)
+
+    def show(to: TaskFree, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(12):
+            to.observe(torch.randn(8, 4, generator=generator), torch.arange(8) % 3)
+
+    def make(folder: Path) -> None:
+        of = learner()
+        show(of, 0)
+        of.end_task()
+        show(of, 1)
+        of.save(folder)
+
+    def use(folder: Path) -> list[float]:
+        of = learner()
+        of.load(folder)
+        show(of, 2)
+        of.end_task()
+        return [float(of.loss.data), float(of.loss.penalty), of.regulariser.penalty().item()]
+
+    return Victim("task-free", make, use)
+
+
+def _penalties(load: Callable[[nn.Module], Any], build: Callable[[], nn.Module] = network) -> list[float]:
+    model = build()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.01)
@@ -100,12 +182,12 @@ def _needed(plan: Plan, asked: Callable[[Plan], Plan | None] = run.needed) -> Pl
     return other and replace(other, training=plan.training)
 
 
-def _checkpoint(method: str) -> Victim:
-    plan = Plan.of("toy-less-data", method, tasks=2, epochs=1, batch_size=150)
+def _checkpoint(method: str, **changes: Any) -> Victim:
+    plan = Plan.of("toy-less-data", method, tasks=2, epochs=1, batch_size=150, **changes)
 
     def begun(path: Path) -> run.Run:
         with patch.object(run, "needed", _needed):
-            return run.Run(plan, BENCHMARKS["toy-less-data"], 0, path)
+            return run.run_of(plan, BENCHMARKS["toy-less-data"], 0, path)
 
     def make(folder: Path) -> None:
         for progress in begun(folder.parent).learn(checkpoint_seconds=0):
@@ -151,17 +233,29 @@ def _months() -> Victim:
 
 
 VICTIMS = {
-    "memory": _memory({"tasks_per_step": 1}),
-    "memory with K = I": _memory({"kernel": IdentityKernel}),
+    "memory": _fromp(tasks_per_step=1),
+    "memory with K = I": _fromp(kernel=IdentityKernel),
+    "memory of two ranks": _of_ranks(),
+    "memory of format 1": _of_first_format(),
     "memory of mixed past": _mixed(),
+    "memory of a composed one": _composed(),
+    "task-free": _without_tasks(),
     "months": _months(),
     **{f"checkpoint of {method}": _checkpoint(method) for method in METHODS},
+    "checkpoint without tasks": _checkpoint("fromp", boundaries="calibrated", schedule="constant"),
+    "checkpoint without tasks, Welch": _checkpoint("fromp", boundaries="welch", schedule="constant"),
+    "checkpoint of relaxed, blocks": _checkpoint("fromp-relaxed", covariance="layers", across_tasks="true"),
+    "checkpoint of relaxed, Kronecker": _checkpoint("fromp-relaxed", covariance="kronecker"),
 }
-LIGHT = 4  # the others are checkpoints, which take longer
-SHARES = {
-    name: 0.1 / len(METHODS) if name.startswith("checkpoint") else 0.1 if name == "months" else 0.8 / (LIGHT - 1)
-    for name in VICTIMS
-}
+
+
+def shares(count: int, counted: Mapping[str, Mapping[str, int]], victims: Sequence[str]) -> dict[str, int]:
+    """How many changes of each victim make `count` in all: as many of each, but of none fewer than there are."""
+    had = {name: sum(counted.get(name, {}).values()) for name in victims}
+    level = 0
+    while sum(max(level + 100, n) for n in had.values()) <= count:
+        level += 100
+    return {name: max(level, n) for name, n in had.items()}
 
 
 def disturb(folder: Path, other: Path, chance: np.random.Generator) -> str:
@@ -220,7 +314,7 @@ def batch(name: str, numbers: range, scratch: Path, results: Any) -> None:
             victim.make(folder)
     if not work.parent.exists():
         shutil.copytree(whole.parent, work.parent)  # with what is saved beside it
-    state, expected = storage.read(whole, victim.kind), victim.use(whole)
+    state, expected = _state(whole, victim), victim.use(whole)
     saved = hashlib.sha256((whole / storage.MANIFEST).read_bytes()).hexdigest()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     for number in numbers:
@@ -259,6 +353,10 @@ def batch(name: str, numbers: range, scratch: Path, results: Any) -> None:
     results.put((dict(counts), findings, used))
 
 
+def _state(folder: Path, victim: Victim) -> State:
+    return storage.read(folder, victim.kind) if victim.format == storage.FORMAT else formats.read(folder)
+
+
 def campaign(
     count: int, victims: Sequence[str] = tuple(VICTIMS), done: dict[str, Any] | None = None,
     after_batch: Callable[[dict[str, Any], list[str]], Any] = lambda found, findings: None,
@@ -270,11 +368,12 @@ def campaign(
     context = multiprocessing.get_context("spawn")
     found: dict[str, Any] = {"victims": {}, "largest_growth_mib": 0, "findings": [], **(done or {})}
     counted, findings = found["victims"], found["findings"]
+    most = shares(count, counted, victims)
     with tempfile.TemporaryDirectory() as scratch:
         for name in victims:
-            counts, number = Counter(counted.get(name, {})), max(1, round(count * SHARES[name]))
-            while (start := sum(counts.values())) < number:
-                numbers = range(start, min(start + BATCH, number))
+            counts = Counter(counted.get(name, {}))
+            while (start := sum(counts.values())) < most[name]:
+                numbers = range(start, min(start + BATCH, most[name]))
                 results = context.Queue()
                 process = context.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
                 process.start()

@@ -62,13 +62,17 @@ def _poison(found: dict[str, Any]) -> str:
 
 
 def _kills(found: dict[str, Any]) -> str:
+    runs, equal, unreadable = (
+        sum(each[key] for each in found["works"].values()) for key in ("runs", "equal", "unreadable")
+    )
     return (
-        f"{found['kills']} kills of {len(found['methods'])} methods: {'all' if found['all_equal'] else 'not all'} equal"
+        f"{found['kills']} kills of {len(found['works'])} kinds of work, {found['works'].get('two ranks', {}).get('kills', 0)} "
+        f"of them of two ranks: {equal} of {runs} ends equal, {unreadable} folders unreadable"
     )
 
 
 PROMISES = [
-    Promise("A run that is killed goes on, and ends with the same bits", "lab/engine/test_jobs.py::test_killed_again_and_again", "kills/kills.json", _kills),
+    Promise("A run that is killed goes on, and ends with the same bits", "lab/engine/test_jobs.py::test_killed_again_and_again", "reliability/kills.json", _kills),
     Promise("At any write, a save that dies or fails leaves what was saved before or what was being saved, and doing it again works", "library/foundation/test_faults.py::test_a_save_survives_a_fault_at_any_call", "reliability/writes.json", _writes),
     Promise("A changed folder is refused in our words or loads into sound numbers; it never ends the interpreter", "library/test_trust.py::test_a_damaged_state_is_refused_or_harmless", "reliability/mutations.json", _folders),
     Promise("Every reader takes a file or refuses it in our words, within seconds", "lab/data/test_readers.py::test_changed_bytes_are_read_or_refused", "reliability/readers.json", _readers),

@@ -133,7 +133,10 @@ def as_head(head: Sequence[int] | None) -> Head:
     """The output indices of a head, however they are given."""
     if head is not None and not isinstance(head, Iterable):
         raise DataError(f"head={head} is not a list of output indices; write head=[2, 3].")
-    return None if head is None else tuple(int(index) for index in head)
+    try:
+        return None if head is None else tuple(int(index) for index in head)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"head={head} is not a list of output indices ({error}); write head=[2, 3].") from error
 
 
 def check_head(head: tuple[int, ...], num_outputs: int) -> None:

@@ -11,6 +11,7 @@ from fromp.foundation.errors import CheckpointError, FrompError
 
 State: TypeAlias = dict[str, Any]  # keys are text; values are dicts, lists, tensors, numbers, text, booleans or None
 
+NEVER_NEGATIVE = ("step", "exp_avg_sq", "max_exp_avg_sq")  # roots of these are taken
 MARK = "$tensor"  # {"$tensor": name} stands in the JSON where a tensor stood
 
 
@@ -68,6 +69,8 @@ def restore_moments(optimizer: torch.optim.Optimizer, state: State) -> None:
             raise CheckpointError(f"the optimiser has {len(parameters)} parameters, the saved one had one '{index}'.")
         like, of_parameter = parameters[int(index)], field(state, index, dict)
         restored[int(index)] = {name: _laid_out(name, tensor(of_parameter, name), like) for name in of_parameter}
+        if wrong := [name for name in NEVER_NEGATIVE if name in of_parameter and bool((of_parameter[name] < 0).any())]:
+            raise CheckpointError(f"the optimiser's saved '{wrong[0]}' is negative; restore it from a copy.")
     kinds = [{name: value.ndim == 0 for name, value in of.items()} for of in restored.values()]
     if any(kind != kinds[0] for kind in kinds):
         raise CheckpointError("the optimiser's moments differ from weight to weight; restore them from a copy.")

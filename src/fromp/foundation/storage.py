@@ -128,7 +128,10 @@ def _read(folder: Path, kind: str, manifest: dict[str, Any], older: Mapping[int,
                 "restore the folder from a copy."
             )
     try:
-        return convert(parse_tensors(data["tensors"]), json.loads(data["state"]))
+        tensors = parse_tensors(data["tensors"])
+        if strange := [name for name, value in tensors.items() if value.dtype not in DTYPES]:
+            raise CheckpointError(f"'{strange[0]}' in {folder} is {tensors[strange[0]].dtype}; restore a copy.")
+        return convert(tensors, json.loads(data["state"]))
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"cannot parse {folder}: {error}; restore it from a copy.") from error
 

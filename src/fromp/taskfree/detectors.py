@@ -9,12 +9,12 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
-from fromp.foundation.errors import FrompError
-from fromp.foundation.state import State
+from fromp.foundation.errors import CheckpointError, FrompError
+from fromp.foundation.state import State, field
 from fromp.regulariser import FROMP
 from fromp.taskfree.evidence import Evidence, Signal, distance, divergence_of, fit, squared_differences
 from fromp.taskfree.ranks import rank_sum
@@ -105,7 +105,14 @@ class Welch(Detector):
         return {"last": self._last}
 
     def load_state_dict(self, state: State) -> None:
-        self._last = None if state["last"] is None else Moments(*state["last"])
+        last = field(state, "last", list, type(None))
+        if last is not None:
+            mean, deviation, examples = last if len(last) == 3 else (None, None, None)
+            rows = _rows([mean, deviation], len(mean) if isinstance(mean, list) else 0)
+            if type(examples) is not int or examples < 2:
+                raise CheckpointError(f"the saved moments are of {examples} examples; restore them from a copy.")
+            last = Moments(rows[0], rows[1], examples)
+        self._last = last
 
 
 class Moments(NamedTuple):
@@ -258,10 +265,14 @@ class Calibrated(Detector):
         return {"age": self._age, "recent": list(self._recent), "held": held, "runs": runs}
 
     def load_state_dict(self, state: State) -> None:
-        self._age, self._held = state["age"], [list(values) for values in state["held"]]
-        self._recent = deque(state["recent"])
-        self._sorted = [sorted(values[place] for values in self._recent) for place in range(len(self._signals))]
-        self._runs = [RankStreak(**run) for run in state["runs"]]
+        width = len(self._signals)
+        age, runs = field(state, "age", int), field(state, "runs", list)
+        held, recent = (_rows(field(state, key, list), width) for key in ("held", "recent"))
+        if not len(recent) <= age or len(recent) > self.window:
+            raise CheckpointError(f"{len(recent)} minibatches were saved of {age}; restore them from a copy.")
+        streaks = [_streak(run, width) for run in runs]
+        self._age, self._held, self._recent, self._runs = age, held, deque(recent), streaks
+        self._sorted = [sorted(values[place] for values in recent) for place in range(width)]
 
 
 @dataclass
@@ -285,6 +296,29 @@ class RankStreak:
     def clear(self) -> None:
         """Start again with the next minibatch."""
         self.length = self.ranks = 0
+
+
+def _rows(saved: Any, width: int) -> list[list[float]]:
+    """Rows of so many finite numbers."""
+    rows: list[Any] = saved if isinstance(saved, list) else [None]
+    for row in rows:
+        if not isinstance(row, list | tuple) or len(row) != width or not all(map(_is_finite, row)):
+            raise CheckpointError(f"the saved statistics are not {width} numbers for each minibatch; restore a copy.")
+    return [[*row] for row in rows]
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _streak(saved: Any, signals: int) -> RankStreak:
+    """A streak that was saved."""
+    names = [f.name for f in fields(RankStreak)]
+    values = [field(saved, name, int) for name in names]
+    found = RankStreak(*values)
+    if len(saved) != len(names) or not 0 <= found.signal < signals or found.needed < 1 or min(values) < 0:
+        raise CheckpointError(f"the saved streak {saved} is none; restore it from a copy.")
+    return found
 
 
 DETECTORS: dict[str, Callable[..., Detector]] = {

@@ -13,7 +13,7 @@ from fromp.foundation import inputs, storage
 from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import Batch
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State, moments, restore_moments
+from fromp.foundation.state import State, field, moments, restore_moments, tensor, whole
 from fromp.protocol import Loss, Regulariser
 from fromp.taskfree.detectors import Calibrated, Detector, Verdict
 from fromp.taskfree.evidence import Evidence
@@ -151,17 +151,20 @@ class TaskFree:
     def load(self, path: str | os.PathLike) -> None:
         """Continue from what `save` wrote, with the same kind of model, regulariser, optimizer and detector."""
         state = storage.read(path, "task-free")
-        shapes, own = ({n: [*w.shape] for n, w in of.items()} for of in (state["model"], self.model.state_dict()))
-        same = {name: (state["learner"].get(name), mine) for name, mine in self._kind().items()}
+        saved, kind = field(state, "model", dict), field(state, "learner", dict)
+        shapes, own = ({n: [*tensor(of, n).shape] for n in of} for of in (saved, self.model.state_dict()))
+        same = {name: (kind.get(name), mine) for name, mine in self._kind().items()}
         same |= {f"the model's {name} of shape": (shapes.get(name), own.get(name)) for name in {**own, **shapes}}
-        for name, (saved, mine) in same.items():
-            if saved != mine:
+        for name, (then, mine) in same.items():
+            if then != mine:
                 raise CheckpointError(
-                    f"{os.fspath(path)} was saved with {name} {saved}, this learner has {mine}; make it the same."
+                    f"{os.fspath(path)} was saved with {name} {then}, this learner has {mine}; make it the same."
                 )
-        self.regulariser.load_state_dict(state["regulariser"])  # first, because it may raise
-        self.model.load_state_dict(state["model"])
-        self.load_state_dict(state["learner"])
+        weights = whole(state, "model", self.model.state_dict())
+        learner = self._checked(kind)
+        self.regulariser.load_state_dict(field(state, "regulariser", dict))  # before the model, because it may raise
+        self.model.load_state_dict(weights)
+        self._become(learner)
 
     def state_dict(self) -> State:
         """Everything but the model and the regulariser."""
@@ -172,15 +175,38 @@ class TaskFree:
         }  # fmt: skip
 
     def load_state_dict(self, state: State) -> None:
-        """Return to a state that `state_dict` gave."""
+        """Return to a state that `state_dict` gave; if it is not sound, the error comes before anything is changed."""
+        self._become(self._checked(state))
+
+    def _checked(self, state: State) -> State:
+        """The same state, if every part of it is what this learner would have saved."""
+        seen, age, device = field(state, "seen", int), field(state, "age", int), device_of(self.model)
+        boundaries = [_whole_numbers(found, 2) for found in field(state, "boundaries", list)]
+        if not 0 <= age <= seen or any(not 0 <= begins <= noticed <= seen for begins, noticed in boundaries):
+            raise CheckpointError(
+                f"the saved boundaries are not those of {seen} minibatches; restore them from a copy."
+            )
+        reservoir = Reservoir(self.reservoir.capacity, self.reservoir.seed)
+        reservoir.load_state_dict(field(state, "reservoir", dict))
+        detector, optimizer = copy.copy(self.detector), copy.deepcopy(self.optimizer)
+        detector.begin_task()
+        detector.load_state_dict(field(state, "detector", dict))
+        restore_moments(optimizer, field(state, "optimizer", dict))
+        return {
+            **state,
+            "boundaries": boundaries,
+            "past": whole(state, "past", self._past.state_dict()),
+            "held": [_batch(held, device) for held in field(state, "held", list)],
+        }
+
+    def _become(self, state: State) -> None:
         self.boundaries = [Boundary(*found) for found in state["boundaries"]]
         self._seen, self._age = state["seen"], state["age"]
         self.reservoir.load_state_dict(state["reservoir"])
         self._past.load_state_dict(state["past"])
         restore_moments(self.optimizer, state["optimizer"])
         self.detector.load_state_dict(state["detector"])
-        device = device_of(self.model)
-        self._held, self._first = [(inputs.move(x, device), y.to(device)) for x, y in state["held"]], None
+        self._held, self._first = state["held"], None
 
     def _kind(self) -> dict[str, Any]:
         """What must be the same where a saved state is loaded."""
@@ -229,3 +255,21 @@ class TaskFree:
         loss = Loss(nll.mean(), self.regulariser.penalty())
         loss.descend(self.optimizer, self.clip)
         self.loss = loss.detach()
+
+
+def _whole_numbers(found: Any, count: int) -> list[int]:
+    """So many whole numbers in a list."""
+    if not isinstance(found, list | tuple) or len(found) != count or any(type(n) is not int for n in found):
+        raise CheckpointError(f"{found} in the saved state is not {count} whole numbers; restore it from a copy.")
+    return [*found]
+
+
+def _batch(found: Any, device: torch.device) -> Batch:
+    """A saved minibatch on a device, if it is one."""
+    if not isinstance(found, list | tuple) or len(found) != 2:
+        raise CheckpointError("a saved minibatch is not inputs and labels; restore it from a copy.")
+    x, y = found[0], tensor({"labels": found[1]}, "labels")
+    if not isinstance(x, Tensor | list | tuple | dict) or not y.ndim or inputs.num_examples(x) != len(y):
+        raise CheckpointError("a saved minibatch has not one label for each input; restore it from a copy.")
+    inputs.check_finite(x)
+    return inputs.move(x, device), y.to(device)

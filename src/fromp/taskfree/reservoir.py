@@ -2,16 +2,16 @@
 
 import heapq
 from functools import lru_cache
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from fromp.foundation import inputs
-from fromp.foundation.errors import FrompError
+from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import Batch, Examples
 from fromp.foundation.inputs import Inputs
-from fromp.foundation.state import State
+from fromp.foundation.state import State, field, tensor
 
 
 @final
@@ -95,15 +95,22 @@ class Reservoir:
 
     def load_state_dict(self, state: State) -> None:
         """Return to a state that `state_dict` gave."""
-        self.clear()
-        if state["sample"] is None:
+        sample = field(state, "sample", list, type(None))
+        if sample is None:
+            self.clear()
             return
-        numbers = state["hashes"].tolist()
+        hashes = tensor(state, "hashes", -1, floating=True)
+        sound = 0 < len(hashes) <= self.capacity and len(hashes.unique()) == len(hashes)
+        if not sound or not bool(((hashes > 0) & (hashes < 1)).all()):
+            raise CheckpointError("the saved 'hashes' are not those of a reservoir; restore it from a copy.")
+        x, y = _examples(sample, len(hashes))
+        self.clear()
+        numbers = hashes.tolist()
         self._heap = [(-number, slot) for slot, number in enumerate(numbers)]
         heapq.heapify(self._heap)
         self._hashes = set(numbers)
         places = list(range(len(numbers)))
-        self._put(places, places, *state["sample"])
+        self._put(places, places, x, y)
 
     def _put(self, slots: list[int], places: list[int], x: Inputs, y: Tensor) -> None:
         if self._store is None:
@@ -114,6 +121,16 @@ class Reservoir:
 
     def _slots(self, part: Tensor) -> Tensor:
         return torch.empty(self.capacity, *part.shape[1:], dtype=part.dtype, device=part.device)
+
+
+def _examples(sample: Any, count: int) -> Batch:
+    """A saved sample of so many examples."""
+    x, y = sample if len(sample) == 2 else (None, None)
+    y = tensor({"labels": y}, "labels")
+    if not isinstance(x, Tensor | list | tuple | dict) or not y.ndim or {inputs.num_examples(x), len(y)} != {count}:
+        raise CheckpointError(f"the saved sample does not hold {count} examples; restore it from a copy.")
+    inputs.check_finite(x)
+    return x, y
 
 
 def hashes(parts: list[Tensor], seed: int) -> Tensor:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from filelock import FileLock
 from oracles.runs import PLAN, plan
+from reliability.damage import damaged
 
 from fromp.foundation import storage
-from fromp.foundation.errors import DerivativeError
+from fromp.foundation.errors import DerivativeError, FrompError
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.engine.first_task import FirstTask
 from fromp.lab.engine.fit import Fit
@@ -68,3 +69,24 @@ def test_a_run_that_diverges_stops_and_leaves_no_first_task(tmp_path, method):
     with pytest.raises(DerivativeError, match=r"seed 3 is (nan|inf) at step 200 of 200 of task 1; .* lr than 1e\+38"):
         run.complete()
     assert not (tmp_path / "first").exists()
+
+
+def test_a_damaged_first_task_is_refused_before_anything_changes(tmp_path):
+    run = Run(plan("finetune"), BENCHMARKS["toy"], 0, tmp_path / "a", tmp_path / "first")
+    run.complete()
+    (path,) = (path for path in (tmp_path / "first").iterdir() if path.is_dir())
+    state = storage.read(path, "first task")
+    for number in range(60):
+        broken, what = damaged(state, number)
+        if broken is None:
+            continue
+        storage.write(path, "first task", broken)
+        other = Run(plan("fromp"), BENCHMARKS["toy"], 0, tmp_path / "b")
+        before = {name: value.clone() for name, value in other.model.state_dict().items()}
+        fit = Fit(other.method, [(other.stream.task(0).train, None)], PLAN.training, 0)
+        random = torch.get_rng_state()
+        try:
+            FirstTask(tmp_path / "first", plan("fromp"), 0).load(fit)
+        except FrompError:
+            assert all(torch.equal(before[name], value) for name, value in other.model.state_dict().items()), what
+        torch.set_rng_state(random)

@@ -4,9 +4,6 @@ import dataclasses
 import itertools
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -172,15 +169,6 @@ def test_a_run_says_how_long_all_of_it_took_and_where(tmp_path, monkeypatch):
     assert found.task_threads == [1, 1]  # a small network's, whatever there is
 
 
-def test_the_script_that_kills_runs_can_be_started():
-    assert (
-        subprocess.run(
-            [sys.executable, Path(__file__).parents[3] / "tools" / "kill_runs.py", "--help"], check=True
-        ).returncode
-        == 0
-    )
-
-
 @pytest.mark.parametrize(
     "method", ["fromp", "ewc", "si", "der++", "functional-l2", "vcl", "vcl-coreset", "frcl-random", "separate"]
 )
@@ -206,6 +194,32 @@ def test_a_damaged_checkpoint_is_refused_or_harmless(tmp_path, method):
             wrong.append(f"{what}: {type(error).__name__} {error}")
     assert not wrong, "\n".join(wrong)
     assert refused > 15
+
+
+def test_rows_of_accuracies_and_weights_are_checked(tmp_path):
+    for progress in Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).learn(checkpoint_seconds=0):
+        if progress.task == 1:
+            break
+    state = storage.read(tmp_path / "checkpoint", "run")
+    weight = next(iter(state["model"]))
+    nan = {**state["model"], weight: torch.full_like(state["model"][weight], torch.nan)}
+    for changed in ({"rows": [[0.5, 0.5]]}, {"rows": [["a"]]}, {"rows": [[7.0]]}, {"model": nan}, {"model": {}}):
+        shutil.rmtree(tmp_path / "checkpoint")
+        storage.write(tmp_path / "checkpoint", "run", {**state, **changed})
+        with pytest.raises(CheckpointError):
+            Run(PLAN, BENCHMARKS["toy"], 0, tmp_path).complete()
+
+
+def test_points_that_were_kept_are_checked(tmp_path):
+    run = Run(PLAN, BENCHMARKS["toy"], 0, tmp_path)
+    run.complete()
+    state = storage.read(tmp_path / "tasks" / "1", "task")
+    assert len(run.kept(0)[0]) == PLAN.memory
+    for indices in (torch.tensor([0, 10**6]), torch.tensor([-1]), torch.tensor([3, 3]), torch.tensor([0.5])):
+        memory = {**state["memory"], "indices": indices, "scores": torch.ones(len(indices))}
+        storage.write(tmp_path / "tasks" / "1", "task", {**state, "memory": memory})
+        with pytest.raises(CheckpointError):
+            run.kept(0)
 
 
 def test_a_checkpoint_of_other_settings_is_refused(tmp_path):

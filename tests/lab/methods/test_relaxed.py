@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -456,3 +457,25 @@ def test_what_does_not_go_together_is_said(tmp_path):
         run_of(free, benchmark("toy"), 0, tmp_path)
     with pytest.raises(FrompError, match=r"'0.weight' is of no linear layer"):
         Kronecker(weights_of(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3))), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (Diagonal, {"seed": "a"}),
+        (partial(Blocks, groups=[["0.weight"]]), {"precision": [-torch.eye(1, dtype=torch.double)]}),
+        (Kronecker, {"num_examples": -1}),
+        (Kronecker, {"inputs": {}}),
+    ],
+)
+def test_a_saved_covariance_that_is_none_is_refused(make, changes):
+    covariance = make(weights_of(network()), DELTA)
+    state = covariance.state_dict()
+    if "precision" in changes:
+        changes = {"precision": [-p for p in state["precision"]]}
+    with pytest.raises(FrompError):
+        covariance.load_state_dict({**state, **changes})
+    covariance.load_state_dict(state)
+    diagonal = Diagonal(weights_of(network()), DELTA)
+    with pytest.raises(FrompError, match="not positive"):
+        diagonal.load_state_dict({"precision": {n: -p for n, p in diagonal.precision.items()}, "seed": 0})

@@ -1,5 +1,6 @@
 """A folder that is written: by several at once, beside other people's files, over links, and after a death."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -144,3 +145,17 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     monkeypatch.setattr(storage.os, "fsync", real)
     assert storage.read(tmp_path, "test")["number"] == 1
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_numbers_of_a_kind_that_nobody_saves_are_refused(tmp_path):
+    """Complex ones, which safetensors knows, break what comes after."""
+    storage.write(tmp_path, "run", {"a": torch.ones(2, dtype=torch.float64)})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    entry = manifest["files"]["tensors"]
+    data = (tmp_path / entry["name"]).read_bytes().replace(b'"F64", "shape": [2]', b'"C64", "shape": [2]')
+    digest = hashlib.sha256(data).hexdigest()
+    manifest["files"]["tensors"] = {"name": f"tensors-{digest[:16]}.safetensors", "sha256": digest}
+    (tmp_path / manifest["files"]["tensors"]["name"]).write_bytes(data)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"'a' in .* is torch\.complex64"):
+        storage.read(tmp_path, "run")

@@ -9,6 +9,7 @@ import torch
 from filelock import FileLock
 
 from fromp.foundation import storage
+from fromp.foundation.state import field, set_generator, whole
 from fromp.lab.engine.fit import Fit
 from fromp.lab.results.plan import Plan
 from fromp.lab.settings import names
@@ -27,10 +28,14 @@ class FirstTask:
         if not (self.path / storage.MANIFEST).exists():
             return None
         state = storage.read(self.path, "first task")
-        fit.method.model.load_state_dict(state["model"])
-        fit.load_state_dict({"step": fit.num_steps, "moments": {}, "largest_norm": state["largest_norm"]})
-        torch.set_rng_state(state["random"])
-        return float(state["seconds"])
+        model, generator = fit.method.model, torch.Generator()
+        weights, seconds = whole(state, "model", model.state_dict()), field(state, "seconds", float)
+        set_generator(generator, state, "random")
+        norm = field(state, "largest_norm", float, type(None))
+        fit.load_state_dict({"step": fit.num_steps, "moments": {}, "largest_norm": norm})
+        model.load_state_dict(weights)
+        torch.set_rng_state(generator.get_state())
+        return seconds
 
     def save(self, fit: Fit, seconds: float) -> None:
         """Save the task after its last step, unless another run has saved it already."""

@@ -18,7 +18,7 @@ from fromp.derivatives.model import Head
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError, DerivativeError, FrompError
 from fromp.foundation.examples import Examples
-from fromp.foundation.state import State, field
+from fromp.foundation.state import State, field, tensor, whole
 from fromp.lab.benchmarks.catalogue import Benchmark
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.benchmarks.training import Training
@@ -121,13 +121,17 @@ class Run:
     def kept(self, task: int) -> tuple[Tensor, Tensor]:
         """The places in a learned task's data of the examples that were kept of it, and their scores."""
         folder = self.path / "tasks" / str(task + 1)
-        memory = storage.read(folder, "task")["memory"]
+        memory = field(storage.read(folder, "task"), "memory", dict, type(None))
         if memory is None:
             raise FrompError(
                 f"{folder} holds no examples that {self.plan.method} kept, which another method needs; a snapshot "
                 "holds them only if the inputs are one tensor, so choose a benchmark of that kind."
             )
-        return memory["indices"], memory["scores"]
+        indices = tensor(memory, "indices", -1, floating=False)
+        size = len(self.stream.task(task).train)
+        if len(indices.unique()) < len(indices) or bool(((indices < 0) | (indices >= size)).any()):
+            raise CheckpointError(f"the places that {folder} says were kept are not those of {size} examples.")
+        return indices, tensor(memory, "scores", len(indices), floating=True)
 
     def _begin_task(self, saved: State | None) -> Fit:
         """The fit of the current task, as far as it was saved or as another run has left it."""
@@ -250,6 +254,8 @@ class Run:
                 ("norms", float, type(None)),
             )
         )  # fmt: skip
+        if any(row is not None and not _is_row(row, task) for task, row in enumerate(self.rows, start=1)):
+            raise CheckpointError("the saved 'rows' are not one accuracy per task so far; restore it from a copy.")
         self._elapsed = field(state, "elapsed", float)
         if self.task == len(self.stream):
             self._restore(state)
@@ -274,7 +280,7 @@ class Run:
             ) from error
 
     def _restore_parts(self, state: State) -> None:
-        self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(whole(state, "model", self.model.state_dict()))
         self.method.load_state_dict(state["method"])
         torch.set_rng_state(state["random"])
 
@@ -295,6 +301,10 @@ class Past(Sequence[tuple[Examples, Head]]):
             raise IndexError(index)
         task = self._stream.task(index)
         return task.train, task.head
+
+
+def _is_row(row: Any, length: int) -> bool:
+    return isinstance(row, list) and len(row) == length and all(isinstance(r, float) and 0 <= r <= 1 for r in row)
 
 
 def needed(plan: Plan) -> Plan | None:

@@ -6,18 +6,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from fromp.foundation import storage
 from fromp.foundation.errors import CheckpointError
-from fromp.foundation.state import State
+from fromp.foundation.state import State, tensor
+from fromp.foundation.state import field as entry
 from fromp.lab.benchmarks.catalogue import BENCHMARKS
 from fromp.lab.benchmarks.streams import Stream
 from fromp.lab.methods import METHODS
 from fromp.lab.results import metrics
 from fromp.lab.results.metrics import Matrix, Summary
 from fromp.lab.results.plan import Plan
+from fromp.memory import Memory
 
 Metric = Literal["average_accuracy", "backward_transfer", "forward_transfer", "forgetting", "seconds"]
 COMPUTED = ("average_accuracy", "backward_transfer", "forgetting")
@@ -109,6 +112,20 @@ class Snapshot:
     weights: dict[str, Tensor]
     memory: State | None
     pictures: Tensor | None = None  # remembered images, (n, channels, height, width); None if there are none
+
+    @classmethod
+    def from_state(cls, task: int, state: State) -> "Snapshot":
+        """What a run has written after a task, checked."""
+        weights, memory = entry(state, "weights", dict), entry(state, "memory", dict, type(None))
+        for name in weights:
+            tensor(weights, name)
+        pictures = None
+        if memory is not None:
+            kept = Memory.from_state(memory, torch.device("cpu"))
+            memory = kept.state_dict()
+            if state.get("pictures") is not None:
+                pictures = tensor(state, "pictures", len(kept), -1, -1, -1)
+        return cls(task, weights, memory, pictures)
 
 
 @dataclass(frozen=True)
@@ -223,8 +240,7 @@ class Experiment:
         found: list[Snapshot] = []
         while (path / str(len(found) + 1) / storage.MANIFEST).exists():
             task = len(found) + 1
-            state = storage.read(path / str(task), "task")
-            found.append(Snapshot(task, state["weights"], state["memory"], state.get("pictures")))
+            found.append(Snapshot.from_state(task, storage.read(path / str(task), "task")))
         return found
 
     def trace(self, seed: int) -> Trace | None:
@@ -233,8 +249,12 @@ class Experiment:
         if not (path / storage.MANIFEST).exists():
             return None
         state = storage.read(path, "trace")
-        columns = dict(zip(state["names"], state["values"].unbind(1), strict=True))
-        return Trace(columns, state["true"], [begins for begins, _ in state["found"]])
+        try:
+            columns = dict(zip(state["names"], tensor(state, "values", -1, -1).unbind(1), strict=True))
+            found = [int(begins) for begins, _ in entry(state, "found", list)]
+            return Trace(columns, [int(end) for end in entry(state, "true", list)], found)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}); restore it from a copy.") from error
 
     def cells(self) -> Iterator[tuple[int, int, int, float]]:
         """The accuracy matrices as rows: seed, after how many tasks, task, accuracy."""

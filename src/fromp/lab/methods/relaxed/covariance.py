@@ -17,9 +17,9 @@ from fromp.derivatives.budget import MEMORY_BUDGET, chunks
 from fromp.derivatives.gradients import Dense, Gradient, Outer
 from fromp.derivatives.model import Head, detached, evaluating, named_weights, trainable
 from fromp.derivatives.tape import Tape
-from fromp.foundation.errors import FrompError
+from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.foundation.examples import Examples
-from fromp.foundation.state import State, tensor
+from fromp.foundation.state import State, field, whole
 from fromp.likelihoods import Likelihood
 from fromp.prior import wide_weight
 
@@ -98,8 +98,10 @@ class Diagonal(Covariance):
         return {"seed": self.seed, "precision": dict(self.precision)}
 
     def load_state_dict(self, state: State) -> None:
-        self.precision = {n: tensor(state["precision"], n, *p.shape).to(p) for n, p in self.precision.items()}
-        self.seed = int(state["seed"])
+        precision, seed = whole(state, "precision", self.precision), field(state, "seed", int)
+        if wrong := [name for name, p in precision.items() if not bool((p > 0).all())]:
+            raise CheckpointError(f"the saved precision of '{wrong[0]}' is not positive; restore it from a copy.")
+        self.precision, self.seed = precision, seed
 
 
 @final
@@ -148,9 +150,13 @@ class Blocks(Covariance):
         return {"precision": list(self.precision)}
 
     def load_state_dict(self, state: State) -> None:
-        saved = dict(enumerate(state["precision"]))
-        self.precision = [tensor(saved, k, *p.shape).to(p) for k, p in enumerate(self.precision)]  # type: ignore[arg-type]
-        self._factors = []
+        found = {str(k): p for k, p in enumerate(field(state, "precision", list))}
+        like = {str(k): p for k, p in enumerate(self.precision)}
+        precision = [*whole({"precision": found}, "precision", like).values()]
+        factors, failed = zip(*map(torch.linalg.cholesky_ex, precision), strict=True)
+        if any(bool(code) for code in failed):
+            raise CheckpointError("the saved 'precision' is not positive definite; restore it from a copy.")
+        self.precision, self._factors = precision, [*factors]
 
     def _flat(self, gradients: Mapping[str, Tensor], group: Sequence[str]) -> Tensor:
         """The gradients of a group side by side, zero for a weight that they do not reach: (n, w)."""
@@ -217,9 +223,11 @@ class Kronecker(Covariance):
         return {"outputs": self.outputs, "inputs": self.inputs, "num_examples": self.num_examples}
 
     def load_state_dict(self, state: State) -> None:
-        self.outputs = {n: tensor(state["outputs"], n, *t.shape).to(t) for n, t in self.outputs.items()}
-        self.inputs = {n: tensor(state["inputs"], n, *t.shape).to(t) for n, t in self.inputs.items()}
-        self.num_examples, self._spectra = int(state["num_examples"]), {}
+        outputs, inputs = (whole(state, key, own) for key, own in (("outputs", self.outputs), ("inputs", self.inputs)))
+        count = field(state, "num_examples", int)
+        if count < 0:
+            raise CheckpointError(f"the saved 'num_examples' is {count}; restore it from a copy.")
+        self.outputs, self.inputs, self.num_examples, self._spectra = outputs, inputs, count, {}
 
 
 def layers(names: Sequence[str]) -> list[list[str]]:
