@@ -9,6 +9,8 @@ def main() -> int:
         from fromp.lab.cli import main as run_command
 
         return run_command()
+    except KeyboardInterrupt:  # while it was being imported
+        return 130
     except ModuleNotFoundError as error:
         if (error.name or "fromp").partition(".")[0] == "fromp":
             raise

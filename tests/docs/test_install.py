@@ -1,15 +1,10 @@
 """What an install brings, beside what torch needs itself; and versions with known incidents, which are excluded."""
 
-import re
-import tomllib
-from importlib.metadata import requires
-from pathlib import Path
-
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+from reliability.counts import PROJECT, brought
 
-PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 BRINGS = {
     "lab": "annotated-types attrs cloudpickle contourpy cycler cyclopts docstring-parser fonttools joblib kiwisolver "
@@ -28,24 +23,6 @@ INCIDENTS = {  # the first version without it
     "pydantic": "2.4.0",  # CVE-2024-3772
     "lightning": "2.6.6",  # two earlier releases carried foreign code
 }
-
-
-def brought(lines: list[str]) -> set[str]:
-    """Every package that these requirements bring, by name."""
-    found: set[str] = set()
-    seen, waiting = set(), [Requirement(line) for line in lines]
-    while waiting:
-        one = waiting.pop()
-        name = re.sub("[-_.]+", "-", one.name).lower()
-        if (name, *sorted(one.extras)) in seen:
-            continue
-        seen.add((name, *sorted(one.extras)))
-        found.add(name)
-        for line in requires(one.name) or ():
-            further = Requirement(line)
-            if any(further.marker is None or further.marker.evaluate({"extra": e}) for e in one.extras or {""}):
-                waiting.append(further)
-    return found
 
 
 def test_the_library_brings_two_packages():

@@ -27,7 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
+import torch._dynamo  # which the first optimiser of a process imports
 from safetensors.torch import load_file
 from torch import nn
 
@@ -57,7 +57,8 @@ from reliability import ranks
 from reliability.damage import damaged
 from reliability.report import keep, kept
 
-BATCH = 1000  # changes per process, at most
+BATCH = 200  # changes per process, at most
+FORKED: Any = multiprocessing.get_context("fork")  # from a process that has imported everything, and computes nothing
 LARGEST = 2**30  # bytes that a process may take on top of what it began with
 
 
@@ -115,7 +116,9 @@ def _of_ranks() -> Victim:
     def use(folder: Path) -> list[float]:
         return _penalties(lambda model: FROMP.load(folder, model), ranks.network)
 
-    return Victim("fromp", lambda folder: _moved(ranks.learned(folder.parent / "ranks", 2) / "memory", folder), use)
+    return Victim(
+        "fromp", lambda folder: _moved(ranks.learned(folder.parent / "ranks", 2, "fork") / "memory", folder), use
+    )
 
 
 def _of_first_format() -> Victim:
@@ -249,15 +252,6 @@ VICTIMS = {
 }
 
 
-def shares(count: int, counted: Mapping[str, Mapping[str, int]], victims: Sequence[str]) -> dict[str, int]:
-    """How many changes of each victim make `count` in all: as many of each, but of none fewer than there are."""
-    had = {name: sum(counted.get(name, {}).values()) for name in victims}
-    level = 0
-    while sum(max(level + 100, n) for n in had.values()) <= count:
-        level += 100
-    return {name: max(level, n) for name, n in had.items()}
-
-
 def disturb(folder: Path, other: Path, chance: np.random.Generator) -> str:
     """Change the bytes of one file and leave the hashes: flipped, cut, lengthened, exchanged, emptied or removed."""
     paths = sorted(path for path in folder.iterdir() if path.is_file())
@@ -361,49 +355,51 @@ def campaign(
     count: int, victims: Sequence[str] = tuple(VICTIMS), done: dict[str, Any] | None = None,
     after_batch: Callable[[dict[str, Any], list[str]], Any] = lambda found, findings: None,
 ) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
-    """Every victim's share of `count` changes; what was counted, and what was found.
+    """`count` changes in all, always of the victim that has had fewest; what was counted, and what was found.
 
     done: what an earlier call has counted, from which this one goes on.
     """
-    context = multiprocessing.get_context("spawn")
     found: dict[str, Any] = {"victims": {}, "largest_growth_mib": 0, "findings": [], **(done or {})}
-    counted, findings = found["victims"], found["findings"]
-    most = shares(count, counted, victims)
+    counted, findings = {name: {} for name in victims} | found["victims"], found["findings"]
     with tempfile.TemporaryDirectory() as scratch:
-        for name in victims:
-            counts = Counter(counted.get(name, {}))
-            while (start := sum(counts.values())) < most[name]:
-                numbers = range(start, min(start + BATCH, most[name]))
-                results = context.Queue()
-                process = context.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
-                process.start()
-                while process.is_alive() and results.empty():
-                    process.join(0.05)
-                if results.empty() and process.exitcode:
-                    findings.append(f"{name}, {numbers}: the process died with {process.exitcode}")
-                    counts["died"] += len(numbers)
-                else:
-                    new, wrong, used = results.get(timeout=60)
-                    process.join()
-                    counts += Counter(new)
-                    findings += wrong
-                    found["largest_growth_mib"] = max(found["largest_growth_mib"], round(used / 2**20))
-                counted[name] = dict(counts)
-                after_batch(_summed(counted, found["largest_growth_mib"]), findings)
-            print(f"{name}: {counted.get(name)}, {len(findings)} findings so far", flush=True)
+        while (left := count - sum(_total(counts) for counts in counted.values())) > 0:
+            name = min(victims, key=lambda name: _total(counted[name]))
+            start, counts = _total(counted[name]), Counter(counted[name])
+            numbers = range(start, start + min(BATCH, left))
+            results = FORKED.Queue()
+            process = FORKED.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
+            process.start()
+            while process.is_alive() and results.empty():
+                process.join(0.05)
+            if results.empty() and process.exitcode:
+                findings.append(f"{name}, {numbers}: the process died with {process.exitcode}")
+                counts["died"] += len(numbers)
+            else:
+                new, wrong, used = results.get(timeout=60)
+                process.join()
+                counts += Counter(new)
+                findings += wrong
+                found["largest_growth_mib"] = max(found["largest_growth_mib"], round(used / 2**20))
+            counted[name] = dict(counts)
+            after_batch(_summed(counted, found["largest_growth_mib"]), findings)
+            print(f"{name}: {counted[name]}, {len(findings)} findings so far", flush=True)
     return _summed(counted, found["largest_growth_mib"]), findings
+
+
+def _total(counts: Mapping[str, int]) -> int:
+    return sum(counts.values())
 
 
 def replay(done: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The changes that were findings again, each in its own process: what they were, and those that still are."""
-    context, still, repaired = multiprocessing.get_context("spawn"), [], list(done.get("repaired", []))
+    still, repaired = list[str](), list(done.get("repaired", []))
     with tempfile.TemporaryDirectory() as scratch:
         for finding in done["findings"]:
             name = next(name for name in sorted(VICTIMS, key=len, reverse=True) if finding.startswith(f"{name}, "))
             number = int(finding.removeprefix(f"{name}, ").split(",")[0])
-            results = context.Queue()
+            results = FORKED.Queue()
             numbers = range(number, number + 1)
-            process = context.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
+            process = FORKED.Process(target=batch, args=(name, numbers, Path(scratch) / name, results))
             process.start()
             counts, wrong, _ = results.get(timeout=600)
             process.join()

@@ -61,6 +61,41 @@ def _poison(found: dict[str, Any]) -> str:
     )
 
 
+def _beside(found: dict[str, Any]) -> str:
+    return (
+        f"{found['writers']} writers and {found['readers']} readers: {found['saves']:,} saves and {found['loads']:,} loads, "
+        f"each whole; {_left(found)}"
+    )
+
+
+def _budgets(found: dict[str, Any]) -> str:
+    shares = [row["used_mib"] / row["budget_mib"] for row in found["rows"]]
+    most = max(row["used_mib"] - row["budget_mib"] for row in found["rows"])
+    return (
+        f"{len(shares)} cases at the least budget that is accepted: {100 * min(shares):.0f} to {100 * max(shares):.0f} % of "
+        f"it used, at most {max(most, 0):.1f} MiB more ({found['allowed_on_top_mib']} are the allocator's own); {_left(found)}"
+    )
+
+
+def _signals(found: dict[str, Any]) -> str:
+    ends = [(what, sum(codes.values())) for each in found["commands"].values() for what, codes in each.items()]
+    signals = sum(count for what, count in ends if what.startswith("SIG"))
+    return (
+        f"{signals} signals and {sum(count for _, count in ends) - signals} full disks, folders that cannot be made or are "
+        f"removed, and pairs of writers, at {len(found['commands'])} commands; {_left(found)}"
+    )
+
+
+def _folders_of_formats(found: dict[str, Any]) -> str:
+    formats = " and ".join(map(str, found["formats"]))
+    return f"{found['loaded']} of {found['folders']} folders of formats {formats} load; {_left(found)}"
+
+
+def _brings(found: dict[str, Any]) -> str:
+    lab, learn = len(found["brings"]["lab"]), len(found["brings"]["learn"])
+    return f"the library {len(found['brings']['the library'])} packages, `lab` {lab} more, `learn` {learn}"
+
+
 def _kills(found: dict[str, Any]) -> str:
     runs, equal, unreadable = (
         sum(each[key] for each in found["works"].values()) for key in ("runs", "equal", "unreadable")
@@ -78,13 +113,13 @@ PROMISES = [
     Promise("Every reader takes a file or refuses it in our words, within seconds", "lab/data/test_readers.py::test_changed_bytes_are_read_or_refused", "reliability/readers.json", _readers),
     Promise("NaN or infinity in any operation never reaches what is kept; the error names where it came out", "library/test_trust.py::test_what_is_not_finite_is_never_kept", "reliability/poison.json", _poison),
     Promise("Nothing grows with the number of tasks but the memory itself", "library/test_long_life.py::test_tensors_of_forgotten_tasks_are_gone", "reliability/lives.json", _lives),
-    Promise("The end of a task stays within `memory_budget`, or says before any work what would fit", "library/test_room.py::test_what_is_used_is_within_the_budget"),
+    Promise("The end of a task stays within `memory_budget`, or says before any work what would fit", "library/test_room.py::test_what_is_used_is_within_the_budget", "reliability/budgets.json", _budgets),
     Promise("Files of others in a folder stay", "library/foundation/test_storage.py::test_other_peoples_files_stay"),
     Promise("Files that hold examples are readable by the owner alone", "library/foundation/test_storage.py::test_only_the_owner_may_read"),
-    Promise("Two writers, or a writer and a reader, leave a folder that can be read", "library/foundation/test_storage.py::test_several_processes_writing_leave_a_folder_that_can_be_read"),
-    Promise("A signal saves the run, and the exit code says which it was", "lab/engine/test_jobs.py::test_a_signal_saves_and_says_so"),
-    Promise("Folders of every format so far load", "library/test_formats.py::test_it_loads"),
-    Promise("An install of the library brings torch and safetensors; versions with known incidents are excluded", "docs/test_install.py::test_versions_with_known_incidents_are_excluded"),
+    Promise("Two writers, or a writer and a reader, leave a folder that can be read", "library/foundation/test_storage.py::test_several_processes_writing_leave_a_folder_that_can_be_read", "reliability/beside.json", _beside),
+    Promise("A signal saves the run, and the exit code says which it was; what cannot be written is said, with exit code 2", "lab/engine/test_jobs.py::test_a_signal_saves_and_says_so", "reliability/signals.json", _signals),
+    Promise("Folders of every format so far load", "library/test_formats.py::test_it_loads", "reliability/counts.json", _folders_of_formats),
+    Promise("An install of the library brings torch and safetensors; versions with known incidents are excluded", "docs/test_install.py::test_versions_with_known_incidents_are_excluded", "reliability/counts.json", _brings),
 ]  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from fromp.lab.engine.run import Run
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
 from fromp.learn import Learner
-from reliability.report import keep
+from reliability.report import keep, kept
 
 FAULTS = {"killed": None, "disk full": errno.ENOSPC, "read-only": errno.EROFS, "faulty disk": errno.EIO}
 OURS, WRONG, DEAD = 0, 3, 9  # how a process ends: done or with our error; with another; killed
@@ -209,12 +209,18 @@ def _counted(work: Work, folder: Path) -> int:
     return calls[0]
 
 
-def campaign(names: Sequence[str] = tuple(WORKS), every: int = 1) -> tuple[dict[str, Any], list[str]]:
-    """Each fault at every call, or at some; how the processes ended, and what should not have been."""
+def campaign(
+    names: Sequence[str] = tuple(WORKS), every: int = 1, done: dict[str, Any] | None = None,
+    after_fault: Callable[[dict[str, Any], list[str]], Any] = lambda *_: None,
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
+    """Each fault at every call, or at some; how the processes ended, and what should not have been.
+
+    done: what an earlier call has found, whose faults are not tried again.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    findings: list[str] = []
-    found: dict[str, Any] = {}
+    findings: list[str] = list((done or {}).get("findings", []))
+    found: dict[str, Any] = dict((done or {}).get("faults", {}))
     with tempfile.TemporaryDirectory() as scratch:
         for name in names:
             work, before, whole = WORKS[name], Path(scratch) / name / "before", Path(scratch) / name / "whole"
@@ -224,9 +230,10 @@ def campaign(names: Sequence[str] = tuple(WORKS), every: int = 1) -> tuple[dict[
             _, said = in_process(partial(_counted, work, whole))
             calls, final = int(said), work.says(whole)
             first = work.says(before) if any(before.iterdir()) else None
-            counts = Counter[str]()
+            tried = {kind: count for kind, count in found.get(name, {}).items() if kind != "calls"}
+            counts = Counter[str](tried if found.get(name, {}).get("calls") == calls else {})
             for kind, number in FAULTS.items():
-                for at in range(0, calls, every):
+                for at in range(0, calls, every)[counts[kind] :]:
                     what, folder = f"{name}, {kind} at call {at} of {calls}", Path(scratch) / "work"
                     shutil.rmtree(folder, ignore_errors=True)
                     shutil.copytree(before, folder)
@@ -252,7 +259,8 @@ def campaign(names: Sequence[str] = tuple(WORKS), every: int = 1) -> tuple[dict[
                         findings.append(
                             f"{what}: doing it again ends with {code} {said[:300]}, {end if code == OURS else ''}"
                         )
-            found[name] = {"calls": calls, **counts}
+                    found[name] = {"calls": calls, **counts}
+                    after_fault({"faults": found}, findings)
             print(f"{name}: {found[name]}, {len(findings)} findings so far", flush=True)
     return {"faults": found}, findings
 
@@ -263,7 +271,10 @@ def main() -> int:
     parser.add_argument("--works", nargs="*", default=list(WORKS))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    return keep(options.out, *campaign(options.works, options.every))
+    done = kept(options.out)
+    before = done.get("seconds", 0)
+    after_fault = partial(keep, options.out, quiet=True, before=before)
+    return keep(options.out, *campaign(options.works, options.every, done, after_fault), before=before)
 
 
 if __name__ == "__main__":

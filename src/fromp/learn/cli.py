@@ -32,7 +32,7 @@ app.register_install_completion_command(help="Install completion of commands, op
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 2 if an input is wrong, 130 or 143 after an interruption."""
+    """Run one command; the exit code is 2 if an input is wrong, 129, 130 or 143 after an interruption."""
     try:
         command, arguments = parse(sys.argv[1:] if words is None else words)
         return command(*arguments.args, **arguments.kwargs) or 0

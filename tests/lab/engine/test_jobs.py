@@ -62,7 +62,7 @@ def test_killed_again_and_again(tmp_path):
     assert accuracy(tmp_path / "killed") == accuracy(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_says_so(tmp_path, number, code):
     process = subprocess.Popen(
         [*command(tmp_path), "--epochs", "200"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

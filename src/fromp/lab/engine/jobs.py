@@ -22,7 +22,7 @@ from rich.console import Console
 from fromp.foundation.errors import CheckpointError, FrompError, install
 from fromp.lab.benchmarks.catalogue import benchmark
 from fromp.lab.engine import tensorboard
-from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, run_of
+from fromp.lab.engine.run import CHECKPOINT_SECONDS, Interrupted, Progress, run_of, terminating
 from fromp.lab.engine.watch import Board, NowAndThen, Posting, Watcher
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
@@ -156,28 +156,33 @@ def _at_once(one: Callable[[Job], int], jobs: Sequence[Job], execution: Executio
         parallel = Parallel(n_jobs=min(execution.jobs, len(jobs)), pre_dispatch="n_jobs", batch_size=1)
         try:
             return list(parallel(delayed(_on_one_core)(one, job) for job in jobs))
-        except _Terminated:
+        except _Terminated as stop:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
             print("  terminated; what was saved is kept. Run the same command again to resume.", file=sys.stderr)
-            return [128 + signal.SIGTERM]
+            return [128 + stop.number]
 
 
 class _Terminated(BaseException):
-    """The process that waits for the others has received SIGTERM."""
+    """The process that waits for the others has received SIGTERM or SIGHUP."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM raises inside, so that the processes at work can be stopped too."""
+    """SIGTERM and SIGHUP raise inside, so that the processes at work can be stopped too."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise _Terminated
+        raise _Terminated(number)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in terminating()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _on_one_core(one: Callable[[Job], int], job: Job) -> int:

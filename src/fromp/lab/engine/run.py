@@ -331,9 +331,16 @@ def run_of(plan: Plan, benchmark: Benchmark, seed: int, path: Path, first_task: 
     return TaskFreeRun(plan, benchmark, seed, path)
 
 
+def terminating() -> list[int]:
+    """The signals that end a process: SIGTERM, and where it is not ignored, as under nohup, SIGHUP of a terminal that
+    closes."""
+    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+    return [signal.SIGTERM, *([] if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [hangup])]
+
+
 @contextmanager
 def interruptions() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are recorded in a list; a second one takes effect at once."""
+    """SIGINT, SIGTERM and SIGHUP are recorded in a list; a second one takes effect at once."""
     signals_received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -342,7 +349,7 @@ def interruptions() -> Iterator[list[int]]:
         signals_received.append(number)
 
     try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, *terminating())}
     except ValueError:  # only the main thread can set handlers
         before = {}
     try:
