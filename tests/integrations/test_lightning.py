@@ -1,6 +1,7 @@
 """Lightning's loop, with the callback, ends with the bits of the loop by hand."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,3 +165,10 @@ def test_load_from_checkpoint_brings_the_memory_back(tmp_path):
     (tmp_path / "damaged.ckpt").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"cannot read .*damaged.ckpt"):
         RegulariserCallback(other).load_from_checkpoint(tmp_path / "damaged.ckpt")
+    for number, foreign in enumerate(([1, 2], {"callbacks": 3})):
+        torch.save(foreign, tmp_path / f"{number}.ckpt")
+        with pytest.raises(CheckpointError, match="is not a checkpoint of Lightning"):
+            RegulariserCallback(other).load_from_checkpoint(tmp_path / f"{number}.ckpt")
+    torch.save({"callbacks": {"a": Path}}, tmp_path / "code.ckpt")
+    with pytest.raises(CheckpointError, match=r"cannot read .*code.ckpt"):
+        RegulariserCallback(other).load_from_checkpoint(tmp_path / "code.ckpt")

@@ -235,6 +235,9 @@ def _months() -> Victim:
     return Victim(KIND, make, use)
 
 
+FEW: dict[str, dict[str, int]] = {
+    "vcl-coreset": {"coreset_epochs": 1}, "vcl-memorable": {"coreset_epochs": 1}, "frcl-trace": {"search": 20}
+}  # fmt: skip
 VICTIMS = {
     "memory": _fromp(tasks_per_step=1),
     "memory with K = I": _fromp(kernel=IdentityKernel),
@@ -244,7 +247,7 @@ VICTIMS = {
     "memory of a composed one": _composed(),
     "task-free": _without_tasks(),
     "months": _months(),
-    **{f"checkpoint of {method}": _checkpoint(method) for method in METHODS},
+    **{f"checkpoint of {method}": _checkpoint(method, **FEW.get(method, {})) for method in METHODS},
     "checkpoint without tasks": _checkpoint("fromp", boundaries="calibrated", schedule="constant"),
     "checkpoint without tasks, Welch": _checkpoint("fromp", boundaries="welch", schedule="constant"),
     "checkpoint of relaxed, blocks": _checkpoint("fromp-relaxed", covariance="layers", across_tasks="true"),

@@ -4,7 +4,8 @@ cd tools && python -m reliability.readers --seconds 1800 --out ../results/reliab
 
 Each reader is given sound files with bytes changed, cut, added and exchanged: it reads them or raises our error, within
 seconds and within 2 GiB. Half of the time is Hypothesis's, half that of atheris, whose inputs follow the branches of
-our code that they reach; without atheris, Hypothesis has all of it. Each reader is tried in a process of its own.
+our code that they reach; without atheris, Hypothesis has all of it. Each reader is tried in a process of its own. The
+same command adds to what was counted.
 """
 
 import argparse
@@ -16,14 +17,16 @@ import os
 import resource
 import shutil
 import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,8 @@ from reliability.report import keep, kept
 SLOW = 5.0  # seconds for a file of a few kilobytes
 LARGEST = 2**31  # bytes that a process may take in all
 LONGEST = 1 << 14  # bytes of a file
+ENDED = "ended: "  # before the number of a reader and how its process ended
+FORKED: Any = multiprocessing.get_context("fork")  # from a process that has imported everything
 
 
 @dataclass(frozen=True)
@@ -342,52 +347,66 @@ def limited() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def campaign(seconds: float, names: Sequence[str] = tuple(READERS), done: dict[str, Any] | None = None) -> Any:
-    """Half of the time for each way; how many files were read, and what was found."""
-    import subprocess
+def by_atheris(seconds: float, names: Sequence[str]) -> Iterator[tuple[str, int, int, list[str]]]:
+    """Of each reader: its name, how its process ended, how many files it was given, and what was found.
 
+    One process imports what is to be followed, and each reader is tried in one that is forked from it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "reliability.readers", "--guided", str(seconds), folder, *names]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(ENDED):
+                    number, code = map(int, line.removeprefix(ENDED).split())
+                    report = Path(folder) / str(number)
+                    tried, wrong = json.loads(report.read_text()) if report.exists() else (0, [])
+                    yield names[number], code, tried, wrong
+
+
+def guide(seconds: float, folder: Path, names: Sequence[str]) -> None:
+    """What the process of `by_atheris` does."""
+    for number, name in enumerate(names):
+        process = FORKED.Process(target=guided, args=(name, seconds, folder / str(number)))
+        process.start()
+        process.join(seconds + 600)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        print(f"{ENDED}{number} {process.exitcode}", flush=True)
+
+
+def campaign(
+    seconds: float, names: Sequence[str] = tuple(READERS), done: dict[str, Any] | None = None,
+    after_reader: Callable[[dict[str, Any], list[str]], Any] = lambda *_: None,
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
+    """Half of the time of each reader for each way; how many files were read, for how long, and what was found."""
     found: dict[str, Any] = dict((done or {}).get("readers", {}))
     findings: list[str] = list((done or {}).get("findings", []))
-    try:
-        import atheris  # noqa: F401
+    share = seconds / 2 if find_spec("atheris") else seconds
 
-        ways = ["hypothesis", "atheris"]
-    except ImportError:
-        ways = ["hypothesis"]
+    def count(name: str, way: str, code: int, tried: int, wrong: list[str]) -> None:
+        counts = {"seconds": 0, **found.get(name, {})}
+        found[name] = {**counts, way: counts.get(way, 0) + tried, "seconds": counts["seconds"] + round(share)}
+        findings.extend(wrong)
+        if code:
+            findings.append(f"{name}, {way}: the process ended with {code}")
+        after_reader({"readers": found}, findings)
+        print(f"{name}: {found[name]}, {len(findings)} findings so far", flush=True)
+
     with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch) / "report.json"
         for name in names:
-            counts = dict(found.get(name, {}))
-            for way in ways:
-                report.unlink(missing_ok=True)
-                if way == "atheris":
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "reliability.readers",
-                        "--guided",
-                        name,
-                        str(seconds / len(ways)),
-                        str(report),
-                    ]
-                    code = subprocess.run(command, capture_output=True, check=False, timeout=seconds + 600).returncode
-                else:
-                    context = multiprocessing.get_context("spawn")
-                    process = context.Process(target=_hypothesis, args=(name, seconds / len(ways), report))
-                    process.start()
-                    process.join()
-                    code = process.exitcode or 0
-                tried, wrong = json.loads(report.read_text()) if report.exists() else (0, [])
-                counts[way] = counts.get(way, 0) + tried
-                findings += wrong
-                if code:
-                    findings.append(f"{name}, {way}: the process ended with {code}")
-            found[name] = counts
-            print(f"{name}: {counts}, {len(findings)} findings so far", flush=True)
-    return {
-        "readers": found,
-        "seconds_per_reader": round(seconds + (done or {}).get("seconds_per_reader", 0)),
-    }, findings
+            report = Path(scratch) / "report.json"
+            report.unlink(missing_ok=True)
+            process = FORKED.Process(target=_hypothesis, args=(name, share, report))
+            process.start()
+            process.join()
+            tried, wrong = json.loads(report.read_text()) if report.exists() else (0, [])
+            count(name, "hypothesis", process.exitcode, tried, wrong)
+    if find_spec("atheris"):
+        for name, code, tried, wrong in by_atheris(share, names):
+            count(name, "atheris", code, tried, wrong)
+    return {"readers": found}, findings
 
 
 def main() -> int:
@@ -397,12 +416,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     done = kept(options.out)
-    found, findings = campaign(options.seconds, options.readers, done)
-    return keep(options.out, found, findings, before=done.get("seconds", 0))
+    before = done.get("seconds", 0)
+    after_reader = partial(keep, options.out, quiet=True, before=before)
+    return keep(options.out, *campaign(options.seconds, options.readers, done, after_reader), before=before)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--guided"]:
-        guided(sys.argv[2], float(sys.argv[3]), Path(sys.argv[4]))
+        guide(float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
     else:
         sys.exit(main())

@@ -38,7 +38,7 @@ from reliability.report import keep, kept
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHORT = ["toy-less-data", "--tasks", "2", "--epochs", "2", "--set", "batch_size=100", "--quiet"]
 SHORT += ["--checkpoint-seconds", "0"]
-PATIENCE = 120.0  # seconds until a command must have ended
+PATIENCE = 600.0  # seconds until a command must have ended
 FULL = 4096  # bytes that a file may have where the disk is full
 
 MONTH = ["--label", "churn", "--epochs", "2", "--hidden", "4", "--memory", "4", "--quiet"]
@@ -166,38 +166,47 @@ FAULTS = {
 }  # fmt: skip
 
 
-def campaign(
-    rounds: int, names: Sequence[str] = tuple(COMMANDS), done: dict[str, Any] | None = None, out: Path | None = None
-) -> tuple[dict[str, Any], list[str]]:
-    """So many moments of each signal, and every fault once; how the commands ended, and what should not have been."""
+def of_command(name: str, rounds: int, counted: dict[str, dict[str, int]], results: Any) -> None:
+    """Every case of a command that was not counted yet: what it was, the exit code, and what was wrong."""
     warnings.simplefilter("ignore")
-    found: dict[str, Any] = dict((done or {}).get("commands", {}))
+    cases: list[tuple[str, Callable[[Path, float], tuple[int, list[str]]]]] = []
+    for each in SIGNALS:
+        left = range(sum(counted.get(each.name, {}).values()), rounds)
+        cases += [(each.name, partial(interrupted, name, number=each, share=random.Random(n).random())) for n in left]
+    if name not in LONG:
+        cases += [(what, partial(case, name)) for what, case in FAULTS.items() if what not in counted]
+    with tempfile.TemporaryDirectory() as scratch:
+        seconds = LONG.get(name) or _seconds(name, Path(scratch) / "whole") if cases else 0.0
+        for number, (what, case) in enumerate(cases):
+            path = Path(scratch) / str(number)
+            path.mkdir()
+            results.put((name, what, *case(path, seconds)))
+            shutil.rmtree(path)
+    results.put((name, None, 0, []))
+
+
+def campaign(
+    rounds: int, names: Sequence[str] = tuple(COMMANDS), done: dict[str, Any] | None = None,
+    after_case: Callable[[dict[str, Any], list[str]], Any] = lambda *_: None,
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
+    """So many moments of each signal, and every fault once, of all commands at once; how they ended, what was wrong."""
+    found: dict[str, Any] = {name: {} for name in names} | dict((done or {}).get("commands", {}))
     findings = list((done or {}).get("findings", []))
-    before = (done or {}).get("seconds", 0)
-    for name in names:
-        cases: list[tuple[str, Callable[[Path, float], tuple[int, list[str]]]]] = [
-            (each.name, partial(interrupted, name, number=each, share=random.Random(n).random()))
-            for each in SIGNALS
-            for n in range(rounds)
-        ]
-        if name not in LONG:
-            cases += [(what, partial(case, name)) for what, case in FAULTS.items()]
-        entry = found.setdefault(name, {})
-        cases = cases[sum(sum(ends.values()) for ends in entry.values()) :]
-        with tempfile.TemporaryDirectory() as scratch:
-            seconds = LONG.get(name) or _seconds(name, Path(scratch) / "whole") if cases else 0.0
-            for number, (what, case) in enumerate(cases):
-                path = Path(scratch) / str(number)
-                path.mkdir()
-                code, bad = case(path, seconds)
-                counts = Counter(entry.get(what, {}))
-                counts[str(code)] += 1
-                entry[what] = dict(counts)
-                findings += [f"{name}, {what}, {number}: {each}"[:500] for each in bad]
-                if out is not None:
-                    keep(out, {"commands": found}, findings, quiet=True, before=before)
-                shutil.rmtree(path)
-        print(f"{name}: {entry}, {len(findings)} findings so far", flush=True)
+    results = FORKED.Queue()
+    processes = {name: FORKED.Process(target=of_command, args=(name, rounds, found[name], results)) for name in names}
+    for process in processes.values():
+        process.start()
+    while processes:
+        name, what, code, bad = results.get()
+        if what is None:
+            processes.pop(name).join()
+            continue
+        counts = Counter(found[name].get(what, {}))
+        counts[str(code)] += 1
+        found[name][what] = dict(counts)
+        findings += [f"{name}, {what}: {each}"[:500] for each in bad]
+        after_case({"commands": found}, findings)
+        print(f"{name}: {found[name]}, {len(findings)} findings so far", flush=True)
     return {"commands": found}, findings
 
 
@@ -217,8 +226,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     done = kept(options.out)
-    found, findings = campaign(options.rounds, options.commands, done, options.out)
-    return keep(options.out, found, findings, before=done.get("seconds", 0))
+    before = done.get("seconds", 0)
+    after_case = partial(keep, options.out, quiet=True, before=before)
+    return keep(options.out, *campaign(options.rounds, options.commands, done, after_case), before=before)
 
 
 if __name__ == "__main__":

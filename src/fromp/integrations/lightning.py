@@ -73,12 +73,16 @@ class RegulariserCallback(Callback):
     def load_from_checkpoint(self, path: str | os.PathLike) -> "RegulariserCallback":
         """What a checkpoint keeps, beside `LightningModule.load_from_checkpoint`, which reads the weights alone."""
         try:
-            kept = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
+            found = torch.load(path, map_location="cpu", weights_only=True)  # numbers and texts, and no other object
         except Exception as error:  # torch names a damaged file in many ways
             raise CheckpointError(f"cannot read {path} ({error}); give a checkpoint of Lightning.") from error
+        kept = found.get("callbacks", {}) if isinstance(found, dict) else None
+        if not isinstance(kept, dict):
+            raise CheckpointError(f"{path} is not a checkpoint of Lightning; give one.")
         if self.state_key not in kept:
+            names = ", ".join(sorted(map(str, kept))) or "none"
             raise CheckpointError(
-                f"{path} holds no memory: it was saved without this callback. It holds the callbacks {sorted(kept)}."
+                f"{path} holds no memory: it was saved without this callback. It holds the callbacks {names}."
             )
         self.load_state_dict(kept[self.state_key])
         return self

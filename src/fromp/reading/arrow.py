@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fromp.reading.images import Encoded, read_pixels
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 LARGEST_JSON = 2**24  # bytes
+ROWS, FEW_ROWS = 65_536, 64  # read at once; few where a row may hold a file, or a list of texts
 
 
 def is_saved_dataset(folder: Path) -> bool:
@@ -31,10 +32,18 @@ def read_parquet(path: str | os.PathLike[str], largest: int = LARGEST) -> Table:
         from pyarrow import parquet
 
         found = parquet.ParquetFile(file)
-        metadata = found.metadata
-        stored = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
+        metadata, columns = found.metadata, [found.schema.column(k) for k in range(len(found.schema))]
+        chunks = [metadata.row_group(k).column(j) for k in range(metadata.num_row_groups) for j in range(len(columns))]
+        stored = sum(max(chunk.total_uncompressed_size, 8 * chunk.num_values) for chunk in chunks)
         _check_size(path, max(stored, 8 * metadata.num_rows * metadata.num_columns), largest)
-        return _table(path, found.read(use_threads=False), {}, largest)
+        # Read as dictionaries: a text that many rows share takes a few bytes in the file, and its length in each row.
+        texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+        flat = [column.path for column in columns if column.path in texts and column.max_repetition_level == 0]
+        flat = [name for name in flat if name in found.schema_arrow.names]
+        found = parquet.ParquetFile(file, read_dictionary=flat)
+        rows = ROWS if texts == flat else FEW_ROWS
+        batches = _within(path, found.iter_batches(rows, use_threads=False), largest)
+        return _table(path, _joined(batches, found.schema_arrow), {}, largest)
 
 
 def read_saved_dataset(folder: Path, largest: int = LARGEST) -> Table:
@@ -56,10 +65,12 @@ def read_saved_dataset(folder: Path, largest: int = LARGEST) -> Table:
         import pyarrow
         from pyarrow import ipc
 
-        parts = []
+        parts, left = [], largest
         for name in names:
             with open_file(folder / name) as file, ipc.open_stream(file) as stream:
-                parts.append(stream.read_all())
+                batches = _within(folder, stream, left)
+                left -= sum(map(_unpacked, batches))
+                parts.append(_joined(batches, stream.schema))
         return _table(folder, pyarrow.concat_tables(parts), features if isinstance(features, dict) else {}, largest)
 
 
@@ -75,6 +86,38 @@ def _arrow_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except Exception as error:  # pyarrow raises nearly anything
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise DataError(f"{path} cannot be read: {reason}; write the file again, or as CSV.") from error
+
+
+def _within(path: str | os.PathLike[str], batches: Iterable[Any], largest: int) -> list[Any]:
+    """Batches of rows, as long as all that they unpack to is within the limit."""
+    found, size = [], 0
+    for batch in batches:
+        size += _unpacked(batch)
+        _check_size(path, size, largest)
+        found.append(batch)
+    return found
+
+
+def _unpacked(batch: Any) -> int:
+    """The bytes of a batch of rows, of a dictionary's columns once each row has its text."""
+    from pyarrow import compute, types
+
+    size = 0
+    for values in batch.columns:
+        kind = values.type.value_type if types.is_dictionary(values.type) else None
+        if kind is not None and any(
+            is_text(kind) for is_text in (types.is_string, types.is_large_string, types.is_binary)
+        ):
+            lengths = compute.binary_length(values.dictionary)
+            size += compute.sum(lengths.take(values.indices)).as_py() or 0
+        size += values.indices.nbytes if kind is not None else values.nbytes
+    return size
+
+
+def _joined(batches: list[Any], schema: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.Table.from_batches(batches, schema).unify_dictionaries()
 
 
 def _check_size(path: str | os.PathLike[str], size: int, largest: int) -> None:
