@@ -1,5 +1,8 @@
 """What an install brings, beside what torch needs itself; and versions with known incidents, which are excluded."""
 
+import re
+from pathlib import Path
+
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version

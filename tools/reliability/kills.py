@@ -37,7 +37,7 @@ from reliability.report import keep, kept
 METHODS = ("fromp", "frorp", "si", "vcl-coreset", "der++", "frcl-trace", "joint", "separate", "mixed-past")
 SETTINGS: dict[str, Any] = {"tasks": 3, "epochs": 2, "batch_size": 100}  # of toy-less-data, saved after every step
 FEW = {"vcl-coreset": {"coreset_epochs": 1}, "frcl-trace": {"search": 20}}
-FORKED = multiprocessing.get_context("fork")
+FORKED: Any = multiprocessing.get_context("fork")
 PATIENCE = 90.0  # seconds in which a rank must notice that another one is gone
 
 

@@ -181,7 +181,7 @@ def campaign(
                             findings.append(f"{what}: {wrong}"[:300])
                 found["operations"][f"{name}, {phase}"] = dict(count)
             if first == 0:
-                counts, wrongs = Counter[str](), []
+                counts, wrongs = Counter[str](), list[str]()
                 for value in (math.nan, math.inf):
                     of, wrong_of = weights_spoiled(name, value)
                     counts, wrongs = counts + of, wrongs + wrong_of

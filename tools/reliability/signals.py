@@ -60,7 +60,7 @@ class Process:
     def __init__(self, words: list[str], folder: Path, before: Callable[[], object] = lambda: None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.said = folder / "said"
-        self._process = FORKED.Process(target=self._run, args=(words, before))
+        self._process: Any = FORKED.Process(target=self._run, args=(words, before))
         self._process.start()
 
     def _run(self, words: list[str], before: Callable[[], object]) -> None:
