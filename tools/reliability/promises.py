@@ -18,6 +18,7 @@ class Promise(NamedTuple):
 
 
 READING = 1800  # seconds for each reader
+CHANGES = 100_000  # folders
 
 
 def _left(found: dict[str, Any]) -> str:
@@ -27,10 +28,9 @@ def _left(found: dict[str, Any]) -> str:
 
 def _folders(found: dict[str, Any]) -> str:
     loaded = sum(counts.get("loaded", 0) for counts in found["victims"].values())
-    return (
-        f"{found['changes']:,} changed folders of {len(found['victims'])} kinds: {loaded:,} loaded and sound, the others "
-        f"refused; at most {found['largest_growth_mib']} MiB more memory; {_left(found)}"
-    )
+    kinds = [counts for counts in found["victims"].values() if counts]
+    aim = "" if found["changes"] >= CHANGES else f" (of {CHANGES:,} aimed at)"
+    return f"{found['changes']:,} changed folders{aim} of {len(kinds)} kinds: {loaded:,} loaded and sound, the others refused; at most {found['largest_growth_mib']} MiB more memory; {_left(found)}"
 
 
 def _readers(found: dict[str, Any]) -> str:
@@ -62,7 +62,8 @@ def _poison(found: dict[str, Any]) -> str:
     counts = found["operations"].values()
     return (
         f"{sum(sum(each.values()) for each in counts):,} operations spoiled, "
-        f"{sum(each.get('refused', 0) for each in counts):,} refused; {_left(found)}"
+        f"{sum(each.get('refused', 0) for each in counts):,} refused, in {found['passes']} of {found['of_passes']} passes "
+        f"that come to all of them; {_left(found)}"
     )
 
 
@@ -75,10 +76,11 @@ def _beside(found: dict[str, Any]) -> str:
 
 def _budgets(found: dict[str, Any]) -> str:
     shares = [row["used_mib"] / row["budget_mib"] for row in found["rows"]]
-    most = max(row["used_mib"] - row["budget_mib"] for row in found["rows"])
+    most, kept = (max(row[what] - row["budget_mib"] for row in found["rows"]) for what in ("used_mib", "resident_mib"))
     return (
         f"{len(shares)} cases at the least budget that is accepted: {100 * min(shares):.0f} to {100 * max(shares):.0f} % of "
-        f"it used, at most {max(most, 0):.1f} MiB more ({found['allowed_on_top_mib']} are the allocator's own); {_left(found)}"
+        f"it held at once, at most {max(most, 0):.1f} MiB more; with what glibc keeps of freed memory, {max(kept, 0):.0f} "
+        f"MiB more; {_left(found)}"
     )
 
 
@@ -87,7 +89,7 @@ def _signals(found: dict[str, Any]) -> str:
     signals = sum(count for what, count in ends if what.startswith("SIG"))
     return (
         f"{signals} signals and {sum(count for _, count in ends) - signals} full disks, folders that cannot be made or are "
-        f"removed, and pairs of writers, at {len(found['commands'])} commands; {_left(found)}"
+        f"removed, and pairs of writers, at {sum(map(bool, found['commands'].values()))} commands; {_left(found)}"
     )
 
 

@@ -68,6 +68,9 @@ class Process:
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had them ignored
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
         before()
         code = fromp(words)
         sys.stdout.flush()

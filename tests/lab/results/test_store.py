@@ -3,12 +3,16 @@
 import json
 
 import pytest
+import torch
+from reliability.damage import damaged
 
-from fromp.foundation.errors import CheckpointError
+from fromp.foundation import storage
+from fromp.foundation.errors import CheckpointError, FrompError
 from fromp.lab import cli
 from fromp.lab.results import store
 from fromp.lab.results.plan import Plan
-from fromp.lab.results.record import SeedResult, seed_folder
+from fromp.lab.results.record import Experiment, SeedResult, seed_folder
+from fromp.memory import Memory
 
 PLAN = Plan.of("toy", "finetune", tasks=2)
 RESULT = SeedResult(3, [[0.9], [0.5, 0.7]], 2.5, 2, task_seconds=[1.0, 1.5], task_steps=[10, 10])
@@ -128,3 +132,25 @@ def test_a_folder_without_results_is_an_error(tmp_path):
     for reader in (store.read, store.find):
         with pytest.raises(CheckpointError, match=r"holds no results\.json"):
             reader(tmp_path)
+
+
+def test_damaged_snapshots_and_traces_are_refused_or_harmless(tmp_path):
+    """With hashes that fit: our error, or what the report can draw."""
+    memory = Memory(torch.ones(3, 2), torch.zeros(3).long(), torch.ones(3), None, torch.arange(3))
+    snapshot = {"accuracy": [1.0], "weights": {"w": torch.ones(2)}, "memory": memory.state_dict(), "pictures": None}
+    trace = {"values": torch.ones(4, 2), "names": ["a", "b"], "true": [2], "found": [[2, 3]]}
+    one = Experiment(tmp_path, "toy", "fromp", {}, {}, [])
+    refused = 0
+    for kind, folder, state, look in (
+        ("task", "tasks/1", snapshot, lambda: one.snapshots(0)), ("trace", "trace", trace, lambda: one.trace(0))
+    ):  # fmt: skip
+        for number in range(80):
+            broken, _ = damaged(state, number)
+            if broken is None:
+                continue
+            storage.write(tmp_path / "seeds" / "0" / folder, kind, broken)
+            try:
+                look()
+            except FrompError:
+                refused += 1
+    assert refused > 40
