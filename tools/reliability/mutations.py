@@ -384,9 +384,9 @@ def campaign(
                 findings += wrong
                 found["largest_growth_mib"] = max(found["largest_growth_mib"], round(used / 2**20))
             counted[name] = dict(counts)
-            after_batch(_summed(counted, found["largest_growth_mib"]), findings)
+            after_batch(_summed(found, counted), findings)
             print(f"{name}: {counted[name]}, {len(findings)} findings so far", flush=True)
-    return _summed(counted, found["largest_growth_mib"]), findings
+    return _summed(found, counted), findings
 
 
 def _total(counts: Mapping[str, int]) -> int:
@@ -411,9 +411,9 @@ def replay(done: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {**done, "repaired": repaired}, still
 
 
-def _summed(counted: dict[str, dict[str, int]], growth: int) -> dict[str, Any]:
-    changes = sum(sum(counts.values()) for counts in counted.values())
-    return {"changes": changes, "victims": counted, "largest_growth_mib": growth}
+def _summed(found: dict[str, Any], counted: dict[str, dict[str, int]]) -> dict[str, Any]:
+    kept_of: dict[str, Any] = {key: found[key] for key in ("largest_growth_mib", "repaired") if key in found}
+    return {"changes": sum(map(_total, counted.values())), "victims": counted, **kept_of}
 
 
 def main() -> int:
