@@ -48,7 +48,7 @@ from fromp.lab.results.plan import Plan, parse_setting
 from fromp.learn.files import read_table
 from reliability.report import keep, kept
 
-SLOW = 5.0  # seconds for a file of a few kilobytes
+SLOW = 5.0  # seconds of work for a file of a few kilobytes
 LARGEST = 2**31  # bytes that a process may take in all
 LONGEST = 1 << 14  # bytes of a file
 ENDED = "ended: "  # before the number of a reader and how its process ended
@@ -240,7 +240,7 @@ READERS: dict[str, Reader] = {
 
 def attempt(reader: Reader, folder: Path, data: bytes) -> str | None:
     """What is wrong with how a reader takes these bytes, and where; None if it reads or refuses them."""
-    start = time.monotonic()
+    start = time.process_time()
     try:
         reader.read(folder, data)
     except FrompError as error:
@@ -250,7 +250,7 @@ def attempt(reader: Reader, folder: Path, data: bytes) -> str | None:
         frames = traceback.extract_tb(error.__traceback__)
         place = next((frame for frame in reversed(frames) if "fromp" in frame.filename), frames[-1])
         return f"{type(error).__name__} in {Path(place.filename).name}, {place.name}: {str(error)[:100]}"
-    taken = time.monotonic() - start
+    taken = time.process_time() - start
     return f"{taken:.0f} seconds" if taken > SLOW else None
 
 
