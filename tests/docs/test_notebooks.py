@@ -8,8 +8,9 @@ import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
 MACHINE_PATH = re.compile(r"(?<![\w.~/])/(?:work|root|home|tmp|Users|mnt|var|opt)/\w")
-NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-?\d+)?")
+NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e-?\d+)?(?: points)?")
 TOLERANCE = 0.05  # share by which another machine's fractions may differ, or this much if they are below 1
+POINTS = 1.0  # by which its differences of two accuracies may
 
 
 def same(one: str, other: str) -> bool:
@@ -20,8 +21,9 @@ def same(one: str, other: str) -> bool:
 
 def near(one: str, other: str) -> bool:
     """The same number, or fractions that are close."""
-    apart = abs(float(one) - float(other))
-    return one == other or ("." in one + other and apart <= TOLERANCE * max(1.0, abs(float(other))))
+    values = [float(number.removesuffix(" points")) for number in (one, other)]
+    apart, most = abs(values[0] - values[1]), POINTS if one.endswith("points") else TOLERANCE
+    return one == other or ("." in one + other and apart <= max(most, TOLERANCE * abs(values[1])))
 
 
 def test_there_are_four():
@@ -56,7 +58,8 @@ def test_it_prints_what_is_kept(path):
     [
         ("after a 95.0 %", "after a 93.8 %", True), ("after a 95.0 %", "after a 89.8 %", False), ("a 1", "b 1", False),
         ("38 rows", "39 rows", False), ("1 and 2", "1 and", False), ("drift 0.03", "drift 0.05", True),
-        ("drift 0.03", "drift 0.10", False), ("score 100", "score 98.2", True),
+        ("drift 0.03", "drift 0.10", False), ("score 100", "score 98.2", True), ("-1.04 points", "-1.25 points", True),
+        ("-1.04 points", "-2.25 points", False),
     ],
 )  # fmt: skip
 def test_another_output_is_seen(one, other, expected):

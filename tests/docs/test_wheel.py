@@ -153,7 +153,8 @@ def test_the_library_alone_says_how_to_get_the_lab(wheel, tmp_path):
     folder = tmp_path / "environment"
     venv.create(folder, with_pip=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheel], check=True)
+    command = [python, "-m", "pip", "install", "-q", "--no-deps", wheel]
+    subprocess.run(command, check=True, env=own_environment())
     done = run(python, "-m", "fromp", "list", folder=tmp_path)
     assert done.returncode == 2
     assert "[lab]" in done.stderr
