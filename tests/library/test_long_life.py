@@ -1,5 +1,7 @@
 """Many tasks in one process keep nothing but their memory; a thousand of them: `tools/reliability/lives.py`."""
 
+from mmap import mmap
+
 from reliability import lives
 
 
@@ -15,7 +17,9 @@ def test_a_leak_is_found(monkeypatch):
 
     class Leaking(lives.FROMP):
         def end_task(self, *given, **options):
-            kept.append([bytearray(200_000), *map(lives.torch.zeros, [1] * 30)])
+            pages = mmap(-1, 200_000)  # what the allocator has freed before cannot hold them
+            pages.write(bytes(200_000))
+            kept.append([pages, *map(lives.torch.zeros, [1] * 30)])
             super().end_task(*given, **options)
 
     monkeypatch.setattr(lives, "FROMP", Leaking)

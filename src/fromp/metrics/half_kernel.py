@@ -1,6 +1,7 @@
 """FROMP's metric in half the memory: a scaled factor of the inverse kernel."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import final
 
 import torch
@@ -101,5 +102,7 @@ class HalfKernel(Kernel):
 
     @classmethod
     def _joined(cls, kernels: Sequence["HalfKernel"], axis: int) -> "HalfKernel":
-        with torch.autocast(kernels[0].factor.device.type, enabled=False):  # which refuses to join float16 on a CPU
+        device = kernels[0].factor.device.type
+        # Autocast refuses to join float16 on a CPU.
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             return cls(torch.cat([k.factor for k in kernels], axis), torch.cat([k.scale for k in kernels], axis))
