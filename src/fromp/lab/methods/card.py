@@ -70,6 +70,10 @@ METHODS: dict[str, MethodCard] = {}
 # Presets of methods that clip only where they are to share FROMP's first task.
 UNCLIPPED: dict[str, dict[str, Any]] = {"*": {"clip_norm": None}, "split-cifar*": {"clip_norm": 1000.0}}
 
+# How the streams without task labels at test time are fitted, where a method has been tuned on them.
+DOMAIN: dict[str, Any] = {"epochs": 3, "lr": 1e-3, "schedule": "linear-decay", "clip_norm": None}
+CLASSES: dict[str, Any] = {"epochs": 5, "batch_size": 64, "lr": 5e-4, "schedule": "linear-decay", "clip_norm": None}
+
 
 def register(card: MethodCard) -> None:
     """Let a method be known by its name."""

@@ -3,7 +3,7 @@
 from torch import nn
 
 from fromp.lab.methods.base import Method, Penalised
-from fromp.lab.methods.card import MethodCard, register
+from fromp.lab.methods.card import CLASSES, DOMAIN, MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, Positive, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Score, memorability, random_score
@@ -52,6 +52,8 @@ def _card(name: str, title: str, kernel: type[Kernel], score: Score, colour: int
             "toy*": {"tau": 0.1, "prior_precision": 1e-4, "jitter": 1e-2},
             "split-mnist*": {"tau": 10.0, "prior_precision": 1e-3, "jitter": 1e-6},
             "split-mnist-small": {"tau": 3.0},
+            "split-mnist-domain": {**DOMAIN, "tau": 0.1},
+            "split-mnist-class": {**CLASSES, "tau": 1.0},
             "split-digits": {"tau": 10.0, "prior_precision": 1e-3, "jitter": 1e-4},
             "permuted-digits": {"tau": 5.0, "jitter": 1e-4},
             "split-cifar*": {"tau": 10.0, "prior_precision": 1e-4, "jitter": 1e-6},

@@ -13,7 +13,7 @@ from fromp.foundation.examples import TaskData, as_examples
 from fromp.foundation.state import State, tensor, weights
 from fromp.gp import ggn_diagonal
 from fromp.lab.methods.base import Penalised
-from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
+from fromp.lab.methods.card import CLASSES, DOMAIN, UNCLIPPED, MethodCard, register
 from fromp.lab.settings import NotNegative, settings
 from fromp.likelihoods import Likelihood
 from fromp.protocol import no_penalty
@@ -115,6 +115,8 @@ register(
             **UNCLIPPED,
             "toy": {"strength": 10.0},
             "split-mnist": {"lr": 1e-3, "strength": 1e4},
+            "split-mnist-domain": {**DOMAIN, "strength": 1e5},
+            "split-mnist-class": {**CLASSES, "strength": 1e4},
             "permuted-mnist": {"lr": 3e-3, "strength": 10.0},
             "split-cifar": {"strength": 30.0},  # the middle one of three within half a point
             "split-cifar-11": {"strength": 30.0},  # chosen on the shorter stream

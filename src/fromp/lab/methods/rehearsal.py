@@ -14,7 +14,7 @@ from fromp.foundation.examples import TaskData, as_examples
 from fromp.foundation.inputs import Inputs
 from fromp.foundation.state import State, field, set_generator, tensor
 from fromp.lab.methods.base import HeadBatch, Penalised, by_set, mean_nll, outputs_of_heads
-from fromp.lab.methods.card import UNCLIPPED, MethodCard, register
+from fromp.lab.methods.card import CLASSES, DOMAIN, UNCLIPPED, MethodCard, register
 from fromp.lab.settings import AtLeastOne, NotNegative, settings
 from fromp.likelihoods import Likelihood
 from fromp.memory import Memory, assess, random_score, remember
@@ -225,6 +225,8 @@ register(
             **UNCLIPPED,
             "toy": {"strength": 1e-3},
             "split-mnist": {"lr": 1e-3, "strength": 0.01},
+            "split-mnist-domain": {**DOMAIN, "strength": 3e-4},
+            "split-mnist-class": {**CLASSES, "strength": 3e-4},
             "permuted-mnist": {"strength": 1e-3},
         },
     )
@@ -267,6 +269,8 @@ register(
             **UNCLIPPED,
             "toy": {"strength": 0.5, "logit_strength": 0.1},
             "split-mnist": {"strength": 0.5, "logit_strength": 0.5},
+            "split-mnist-domain": {**DOMAIN, "strength": 10.0, "logit_strength": 0.1},
+            "split-mnist-class": {**CLASSES, "strength": 10.0, "logit_strength": 0.5},
             "permuted-mnist": {"strength": 0.5, "logit_strength": 3.0},
         },
     )
